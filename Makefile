@@ -1,0 +1,73 @@
+# `make help` lists the targets.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+INVENTORY ?= inventories/lab
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tenantry-gpu
+# For example: make lab ARGS='-e lab_name=second'
+ARGS ?=
+LAB = ansible-playbook -i $(INVENTORY) $(ARGS)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: lab
+lab: $(VENV)/run ## Bring the lab up (or on) and prove it: eight checks, one report
+	$(LAB) playbooks/site.yml
+
+.PHONY: destroy
+destroy: $(VENV)/run ## Remove the lab; the caches stay
+	$(LAB) playbooks/teardown.yml
+
+.PHONY: clean
+clean: destroy ## Remove the lab, the caches and the virtual environment
+	$(LAB) playbooks/teardown.yml -e teardown_caches=true
+	rm -rf $(VENV) .state
+
+.PHONY: test
+test: lint unit sanity molecule ## Run everything that CI runs
+
+.PHONY: lint
+lint: $(VENV)/test ## Check style and types
+	yamllint --strict .
+	ruff check .
+	ruff format --check .
+	mypy
+	ansible-lint --offline
+
+.PHONY: unit
+unit: $(VENV)/test ## Run the unit tests
+	pytest tests/unit
+
+.PHONY: sanity
+sanity: $(VENV)/test ## Run ansible-test's sanity tests and units
+	scripts/sanity
+
+.PHONY: molecule
+molecule: $(VENV)/test ## Bring a lab up in containers, twice, look at it, take it down
+	molecule test --scenario-name default --no-command-borders
+
+.PHONY: bench
+bench: $(VENV)/run ## Time the lab against a plain shell script of the same steps
+	bench/lab.sh
+
+.PHONY: lock
+lock: $(VENV)/test ## Lock the newest versions that requirements/*.in allow
+	for set in run test; do uv pip compile --universal --python-version 3.12 --upgrade --quiet --no-header requirements/$$set.in -o requirements/$$set.txt; done
+
+# A virtual environment per make run is dear: a stamp says which lock file it holds.
+$(VENV)/run: requirements/run.txt scripts/find-python | $(VENV)
+	pip install --quiet --progress-bar off -r requirements/run.txt
+	touch $@
+
+$(VENV)/test: requirements/test.txt $(VENV)/run
+	pip install --quiet --progress-bar off -r requirements/test.txt
+	touch $@
+
+$(VENV):
+	$$(scripts/find-python) -m venv $@

@@ -1,0 +1,1 @@
+"""A device plugin that serves declared cards as HAMi's NVIDIA plugin serves real ones."""

@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the tenantry.gpu authors
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Cards of an inventory, and what a verification makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Callable
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
+    capacity_evidence,
+    cases_of,
+    isolation_evidence,
+    order_of,
+    scheduling_evidence,
+    tunnel_evidence,
+)
+from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
+    Card,
+    HamiFormatError,
+    cards_from_profiles,
+    format_register,
+)
+
+HostVars = Mapping[str, Mapping[str, Any]]
+
+# What the role verification registers on each tenant: __verification_devices and so on.
+PARTS = ("devices", "scheduling", "tunnel")
+
+
+def _cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, list[Card]]:
+    try:
+        return {
+            worker: cards_from_profiles(worker, hostvars[worker]["gpu_simulator_cards"])
+            for worker in workers
+            if hostvars[worker].get("tenant_worker_tenant") == tenant and hostvars[worker].get("gpu_simulator_cards")
+        }
+    except HamiFormatError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def simulated_registers(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, str]:
+    """The register of each of the tenant's workers that has simulated cards, by node name."""
+    return {worker: format_register(cards) for worker, cards in _cards(workers, hostvars, tenant).items()}
+
+
+def simulated_slots(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, int]:
+    """The number of slots that each of the tenant's workers with simulated cards offers, by node name."""
+    return {
+        worker: sum(card.slots for card in cards if card.healthy)
+        for worker, cards in _cards(workers, hostvars, tenant).items()
+    }
+
+
+def verification_cases(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Cases for gpu_scheduling_verify that fit the cards of hami_device_info's nodes."""
+    return cases_of(nodes)
+
+
+def verification_evidence(
+    tenants: Sequence[str], hostvars: HostVars, workers: Iterable[str], isolation: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Evidence of all tenants, from what the role verification registered on each."""
+    listed = list(workers)
+    records = [isolation_evidence(isolation)]
+    for tenant in tenants:
+        devices, scheduling, tunnel = (hostvars[tenant].get(f"__verification_{part}") or {} for part in PARTS)
+        if "nodes" not in devices:
+            scheduling = {"msg": devices.get("msg")}
+        declared = [
+            {"name": node, "cards": [asdict(card) for card in cards]}
+            for node, cards in _cards(listed, hostvars, tenant).items()
+        ]
+        records += [
+            tunnel_evidence(tenant, tunnel),
+            capacity_evidence(tenant, declared, devices),
+            *scheduling_evidence(tenant, cases_of(devices.get("nodes") or []), scheduling),
+        ]
+    return [record.to_dict() for record in records]
+
+
+def verification_order(tenants: Iterable[str]) -> list[str]:
+    """Ids of the checks in the order in which a report gives them."""
+    return order_of(tenants)
+
+
+class FilterModule:
+    """Filters of cards and of their verification."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "simulated_registers": simulated_registers,
+            "simulated_slots": simulated_slots,
+            "verification_cases": verification_cases,
+            "verification_evidence": verification_evidence,
+            "verification_order": verification_order,
+        }

@@ -1,0 +1,290 @@
+# Copyright (c) 2026, the tenantry.gpu authors
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The one file that knows kubernetes.core and the Kubernetes client.
+
+Modules ask the API by path and get dictionaries; no typed models (they cost seconds of
+import), no discovery beyond what kubernetes.core does itself. Every failure is a ClusterError.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubernetes.core.plugins.module_utils.args_common import AUTH_ARG_SPEC
+from ansible_collections.kubernetes.core.plugins.module_utils.k8s.client import get_api_client
+from ansible_collections.kubernetes.core.plugins.module_utils.k8s.core import AnsibleK8SModule
+from ansible_collections.kubernetes.core.plugins.module_utils.k8s.exceptions import CoreException
+
+try:
+    import urllib3
+    from kubernetes import client as kubernetes_client
+    from kubernetes import config as kubernetes_config
+    from kubernetes.client.exceptions import ApiException, OpenApiException
+    from kubernetes.config import ConfigException
+    from kubernetes.dynamic.exceptions import DynamicApiError
+    from urllib3.exceptions import HTTPError
+except ImportError:
+    # AnsibleK8SModule says what is missing before anything below is reached.
+    HTTPError = ApiException = OpenApiException = ConfigException = DynamicApiError = OSError  # type: ignore[assignment,misc]
+
+Object = dict[str, Any]
+
+PAGE = 500
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+WATCH_RETRY_S = 0.5
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ClusterError(Exception):
+    """A call that the API refused (status is its HTTP code) or that did not reach it (status is 0)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def argument_spec() -> dict[str, Any]:
+    """kubernetes.core's options for reaching and authenticating with a cluster."""
+    return copy.deepcopy(AUTH_ARG_SPEC)
+
+
+def new_module(options: Mapping[str, Any], **more: Any) -> AnsibleK8SModule:
+    """A module with these options and the cluster's; it fails at once where the client library is missing."""
+    return AnsibleK8SModule(
+        module_class=AnsibleModule, argument_spec={**argument_spec(), **options}, supports_check_mode=True, **more
+    )
+
+
+class Cluster:
+    """The API of one cluster, by path. Safe to use from several threads."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @property
+    def server(self) -> str:
+        return str(self._client.configuration.host)
+
+    def get(self, path: str, **query: str) -> Object:
+        answer: Object = json.loads(self.text(path, **query))
+        return answer
+
+    def text(self, path: str, **query: str) -> str:
+        return str(self._send("get", path, query).data.decode(errors="replace"))
+
+    def list(self, path: str, **query: str) -> Iterator[Object]:
+        """Every item of a list, read page by page."""
+        more: dict[str, str] = {}
+        while True:
+            answer = self.get(path, limit=str(PAGE), **query, **more)
+            yield from answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token:
+                return
+            more = {"continue": token}
+
+    def create(self, path: str, body: Object, **query: str) -> Object:
+        answer: Object = json.loads(self._send("post", path, query, body).data)
+        return answer
+
+    def patch(self, path: str, body: Object) -> Object:
+        """Merge-patch: a null deletes, a resourceVersion in the body makes it conditional."""
+        answer: Object = json.loads(self._send("patch", path, {}, body).data)
+        return answer
+
+    def delete(self, path: str, **query: str) -> None:
+        """Delete an object; one that is gone already is well too."""
+        try:
+            self._send("delete", path, query).data  # noqa: B018 (reads the answer, so that the connection is reused)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    def watch(self, path: str, resource_version: str, **query: str) -> Iterator[tuple[str, Object]]:
+        """Changes of a list since ``resource_version``, until the server ends the watch."""
+        query = {"watch": "1", "resourceVersion": resource_version, "allowWatchBookmarks": "true", **query}
+        response = self._send("get", path, query, read_timeout_s=None)
+        try:
+            rest = b""
+            for chunk in response.stream(None):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise ClusterError(f"watching {path}: {status.get('message')}", int(status.get("code") or 0))
+                    yield event["type"], event["object"]
+        except (HTTPError, OSError, ValueError) as error:
+            raise ClusterError(f"watching {path}: {error}") from error
+        finally:
+            response.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Object | None = None,
+        *,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Any:
+        what = f"{method.upper()} {path}"
+        try:
+            return self._client.request(
+                method,
+                path,
+                body=body,
+                query_params=list(query.items()),
+                header_params={"Accept": "*/*" if method == "get" else "application/json"},
+                content_type=MERGE_PATCH if method == "patch" else None,
+                serialize=False,
+                _request_timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
+            )
+        except (DynamicApiError, ApiException) as error:
+            raise ClusterError(f"{what}: {error.status} {_message(error)}", int(error.status or 0)) from error
+        except (HTTPError, OpenApiException, OSError) as error:
+            raise ClusterError(f"{what}: {self.server} cannot be reached: {_cause(error)}") from error
+
+
+def connect(module: AnsibleK8SModule) -> Cluster:
+    """The cluster that the module's options name. Raises ClusterError."""
+    try:
+        return Cluster(get_api_client(module).client)
+    except (CoreException, ConfigException, DynamicApiError, ApiException, HTTPError, OSError, ValueError) as error:
+        raise ClusterError(f"No connection to the cluster: {_cause(error)}") from error
+
+
+def _message(error: Any) -> str:
+    """What the API said, without the headers that the client's own text carries."""
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or error.reason)
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()[:300]
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason of a failed connection, in one line."""
+    reason = getattr(error, "reason", None) or error
+    return str(reason).splitlines()[0] if str(reason) else type(error).__name__
+
+
+class Follower:
+    """Follows one list in a thread of its own: next() gives its objects' states as they come.
+
+    A watch that breaks is begun again from a new list, until ``stop``; after ``patience_s`` seconds
+    without an answer next() raises the ClusterError that stood in the way.
+    """
+
+    def __init__(self, cluster: Cluster, path: str, patience_s: float = 30) -> None:
+        self._cluster, self._path, self._patience_s = cluster, path, patience_s
+        self._states: queue.Queue[Any] = queue.Queue()
+        self._known: set[str] = set()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def next(self, timeout_s: float) -> tuple[str, Object | None] | None:
+        """An object's name and its state (None: it is gone); None when nothing came in time."""
+        try:
+            state = self._states.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if isinstance(state, ClusterError):
+            raise state
+        return state  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        failing_since: float | None = None
+        while not self._stopped.is_set():
+            try:
+                version = self._list()
+                failing_since = None
+                for kind, thing in self._cluster.watch(self._path, version, timeoutSeconds="300"):
+                    if self._stopped.is_set():
+                        return
+                    if kind != "BOOKMARK":
+                        self._put(thing["metadata"]["name"], None if kind == "DELETED" else thing)
+            except ClusterError as error:
+                failing_since = failing_since or time.monotonic()
+                if error.status in (401, 403) or time.monotonic() - failing_since > self._patience_s:
+                    self._states.put(error)
+                    return
+                self._stopped.wait(WATCH_RETRY_S)
+
+    def _list(self) -> str:
+        answer = self._cluster.get(self._path)
+        names = {thing["metadata"]["name"]: thing for thing in answer["items"]}
+        for name in self._known - set(names):
+            self._put(name, None)
+        for name, thing in names.items():
+            self._put(name, thing)
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _put(self, name: str, thing: Object | None) -> None:
+        (self._known.discard if thing is None else self._known.add)(name)
+        self._states.put((name, thing))
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """What a kubeconfig file holds: where its API is, and the credentials (files' paths, a header)."""
+
+    server: str
+    ca_file: str | None
+    certificate_file: str | None
+    key_file: str | None
+    authorization: str | None
+
+
+def read_kubeconfig(path: str) -> Kubeconfig:
+    """Read a kubeconfig's current context. Raises ClusterError, which names the file and no content."""
+    configuration = kubernetes_client.Configuration()
+    try:
+        kubernetes_config.load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"{path} is no kubeconfig that can be used ({type(error).__name__}).") from error
+    authorization = configuration.api_key.get("authorization") or configuration.api_key.get("BearerToken")
+    return Kubeconfig(
+        server=str(configuration.host),
+        ca_file=configuration.ssl_ca_cert,
+        certificate_file=configuration.cert_file,
+        key_file=configuration.key_file,
+        authorization=authorization,
+    )
+
+
+def ask(api: Kubeconfig, credentials: Kubeconfig, path: str) -> tuple[int, Object]:
+    """Ask one kubeconfig's API with another's credentials; the HTTP status and the answer. Raises ClusterError."""
+    headers = {"Accept": "application/json"}
+    if credentials.authorization:
+        headers["Authorization"] = credentials.authorization
+    pool = urllib3.PoolManager(
+        ca_certs=api.ca_file,
+        cert_file=credentials.certificate_file,
+        key_file=credentials.key_file,
+        timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+        retries=False,
+    )
+    try:
+        response = pool.request("GET", api.server + path, headers=headers)
+        return response.status, json.loads(response.data)
+    except ValueError:
+        return response.status, {}
+    except (HTTPError, OSError) as error:
+        raise ClusterError(f"{api.server} cannot be reached: {_cause(error)}") from error
+    finally:
+        pool.clear()

@@ -1,0 +1,39 @@
+"""Where a lab keeps its files, and how its hosts and API servers are reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import testinfra
+import yaml
+from kubernetes import config
+from kubernetes.dynamic import DynamicClient
+from testinfra.host import Host
+
+WORKERS = {"tenant-a": "a-worker-0", "tenant-b": "b-worker-0"}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where one lab keeps its files, and how its hosts are reached."""
+
+    state_dir: Path
+    engine: str
+
+    @property
+    def name(self) -> str:
+        return self.state_dir.name
+
+    def host(self, name: str) -> Host:
+        return testinfra.get_host(f"{self.engine}://{self.name}-{name}")
+
+    def kubeconfig(self, cluster: str) -> Path:
+        return self.state_dir / "kubeconfigs" / f"{cluster}.conf"
+
+    def api(self, cluster: str) -> DynamicClient:
+        """A client with the administrator's credentials of the management cluster or of a tenant."""
+        return DynamicClient(config.new_client_from_config(str(self.kubeconfig(cluster))))
+
+    def server(self, cluster: str) -> str:
+        return str(yaml.safe_load(self.kubeconfig(cluster).read_text())["clusters"][0]["cluster"]["server"])

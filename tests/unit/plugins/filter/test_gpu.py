@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the tenantry.gpu authors
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.tenantry.gpu.plugins.filter.gpu import (
+    simulated_registers,
+    simulated_slots,
+    verification_evidence,
+)
+
+WORKERS = ["a-worker-0", "b-worker-0", "real-0"]
+HOSTVARS: dict[str, dict[str, Any]] = {
+    "a-worker-0": {"tenant_worker_tenant": "tenant-a", "gpu_simulator_cards": [{"profile": "a100-80g"}]},
+    "b-worker-0": {"tenant_worker_tenant": "tenant-b", "gpu_simulator_cards": [{"profile": "l4", "count": 2}]},
+    "real-0": {"tenant_worker_tenant": "tenant-a"},
+    "tenant-a": {},
+    "tenant-b": {"__verification_devices": {"msg": "No connection to the cluster: refused"}},
+}
+
+
+def test_the_registers_of_a_tenant() -> None:
+    registers = simulated_registers(WORKERS, HOSTVARS, "tenant-b")
+    assert list(registers) == ["b-worker-0"]
+    assert [card["devmem"] for card in json.loads(registers["b-worker-0"])] == [24576, 24576]
+
+
+def test_the_slots_of_a_tenant() -> None:
+    assert simulated_slots(WORKERS, HOSTVARS, "tenant-a") == {"a-worker-0": 10}
+    assert simulated_slots(WORKERS, HOSTVARS, "tenant-b") == {"b-worker-0": 20}
+    assert simulated_slots(WORKERS, HOSTVARS, "tenant-c") == {}
+
+
+def test_an_unknown_profile_is_named_with_its_worker() -> None:
+    hostvars = {"w": {"tenant_worker_tenant": "t", "gpu_simulator_cards": [{"profile": "voodoo"}]}}
+    with pytest.raises(AnsibleFilterError, match="w: card profile 'voodoo' is unknown"):
+        simulated_registers(["w"], hostvars, "t")
+
+
+def test_a_tenant_that_gave_no_results_fails_every_check() -> None:
+    records = verification_evidence(["tenant-a", "tenant-b"], HOSTVARS, WORKERS, {})
+    assert {record["verdict"] for record in records} == {"failed"}
+    assert {record["id"] for record in records if record["subject"] == "tenant-a"} == {
+        "tunnel-admission",
+        "share-three",
+        "core-exhausted",
+        "memory-refused",
+        "capacity-a",
+        "allocation-lifecycle",
+    }
+    told = {record["id"]: record["reason"] for record in records if record["subject"] == "tenant-b"}
+    assert told["share-three"] == told["capacity-b"] == "No connection to the cluster: refused"
+    assert "did not run" in told["tunnel-admission"]
