@@ -59,7 +59,10 @@ def host_variables(
 ) -> list[dict[str, Any]]:
     """One dictionary for each host: its ``name``, and under each of ``keys`` the variable that it names, if set."""
     return [
-        {"name": name, **{key: hostvars[name][variable] for key, variable in keys.items() if variable in hostvars[name]}}
+        {
+            "name": name,
+            **{key: hostvars[name][variable] for key, variable in keys.items() if variable in hostvars[name]},
+        }
         for name in names
     ]
 

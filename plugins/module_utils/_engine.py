@@ -6,6 +6,7 @@
 
 Commands may run in threads, so they go through subprocess and not through AnsibleModule.run_command.
 """
+# pylint: disable=ansible-bad-function
 
 from __future__ import annotations
 
@@ -63,13 +64,13 @@ def parse_containers(text: str) -> list[Container]:
     for item in json.loads(text):
         labels = item["Config"].get("Labels") or {}
         networks = (item.get("NetworkSettings") or {}).get("Networks") or {}
-        name, settings = next(iter(networks.items()), ("", {}))
+        name = next(iter(networks), "")
         found.append(
             Container(
                 name=item["Name"].lstrip("/"),
                 status=item["State"]["Status"],
                 network=name,
-                address=(settings or {}).get("IPAddress") or "",
+                address=(networks.get(name) or {}).get("IPAddress") or "",
                 version=labels.get(LABEL_VERSION, ""),
             )
         )
@@ -172,6 +173,9 @@ class Engine:
 
     def remove_containers(self, names: Sequence[str]) -> None:
         """Kill and remove containers; one that is gone already is no error."""
-        grace = ("--time=0", "--ignore") if self.program.endswith("podman") else ()
+        options = ["--time=0", "--ignore"]
+        if self.program == "docker":
+            there = self.call("ps", "--all", "--format={{.Names}}").split()
+            names, options = [name for name in names if name in there], []
         if names:
-            self.call("rm", "--force", "--volumes", *grace, *names)
+            self.call("rm", "--force", "--volumes", *options, *names)

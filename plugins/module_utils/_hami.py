@@ -172,7 +172,7 @@ def _card_from_json(entry: object, whole: str) -> Card:
         value = entry.get(name)
         if value is None:
             value = kind()
-        elif type(value) is not kind:
+        elif type(value) is not kind:  # pylint: disable=unidiomatic-typecheck  # True is an int
             raise HamiFormatError(
                 f"{name} {json.dumps(value)} of card {_shorten(json.dumps(entry))} is no {kind.__name__}"
             )

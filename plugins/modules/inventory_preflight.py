@@ -178,7 +178,9 @@ def ranges_of(parameters: dict[str, Any]) -> list[Range]:
     management = parameters["management"]
     ranges = [Range("lab", "network", parameters["lab"]["subnet"], "lab_subnet")] if parameters["lab"] else []
     for kind in ("pod", "service"):
-        ranges.append(Range("management", f"{kind} CIDR", management[f"{kind}_cidr"], f"management_cluster_{kind}_cidr"))
+        ranges.append(
+            Range("management", f"{kind} CIDR", management[f"{kind}_cidr"], f"management_cluster_{kind}_cidr")
+        )
         ranges += [
             Range(tenant["name"], f"{kind} CIDR", tenant[f"{kind}_cidr"], f"tenant_control_plane_{kind}_cidr")
             for tenant in parameters["tenants"]
@@ -234,7 +236,7 @@ def host_routes(module: AnsibleModule, subnet: str) -> list[tuple[str, str]]:
     if not ip:
         module.warn("The program ip is missing, so the ranges were not compared with this machine's routes.")
         return []
-    _, answer, _ = module.run_command([ip, "-json", "-4", "route", "show", "table", "main"], check_rc=True)
+    answer = module.run_command([ip, "-json", "-4", "route", "show", "table", "main"], check_rc=True)[1]
     return parse_routes(answer, subnet)
 
 

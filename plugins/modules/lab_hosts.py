@@ -13,7 +13,7 @@ author: The tenantry.gpu maintainers (@tenantry)
 description:
   - Makes the network of a lab, its registry and its hosts, or removes them, in one call and the hosts at the same time.
   - A container that runs is kept, one that stopped is started, one that is missing is made. One that cannot be started
-    (what an interrupted run or a crash of the machine left behind) is made anew, and the result's RV(replaced) names it.
+    (what an interrupted run or a crash left behind) is made anew, and the result's RV(replaced) names it.
   - A container of another version of the lab is an error, and then nothing is changed.
   - In every host it routes the clusters' service and pod ranges so that no packet for them takes the default route.
     Service ranges stay on the link, since a connection to a service needs a route before kube-proxy redirects it.
@@ -96,7 +96,7 @@ options:
     type: int
     default: 60
   image_prefix:
-    description: With O(state=absent), images of the engine whose name begins so are removed where no container needs them.
+    description: With O(state=absent), the engine's images whose name begins so are removed if no container needs them.
     type: str
   progress_file:
     description: File to which lines about the progress are appended.
@@ -179,7 +179,9 @@ ROUTE_PROTOCOL = 84
 # its systemd ends without a word.
 INOTIFY_INSTANCES = "/proc/sys/fs/inotify/max_user_instances"
 INOTIFY_WANTED = 1024
-SETTLED, ROUTED, SILENT = "settled", "routed", "silent"
+SETTLED = "settled"
+ROUTED = "routed"
+SILENT = "silent"
 
 # Runs in a host, once, instead of one exec for each question: an exec costs 0.1 s and more.
 # The unit sets the routes again when the container is started without us.
@@ -461,7 +463,7 @@ class Lab:
             answer = self.engine.call(*arguments, timeout_s=timeout_s * 2 + 10).strip()
         except EngineError as error:
             raise EngineError(f"{wanted.name}: {error}; last seen: {self.last_seen(wanted.name)}") from error
-        verdict, _, seen = answer.partition("\n")
+        verdict, seen = (answer + "\n").split("\n", 1)
         if verdict == SILENT:
             raise EngineError(f"{wanted.name}: containerd gave no answer within {timeout_s} s; last seen: {seen}")
         done = self.outcome

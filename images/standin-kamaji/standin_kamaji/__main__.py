@@ -119,6 +119,7 @@ class Operator:
         return there
 
     def stop(self) -> None:
+        """Ends all tasks; what they were at is taken up again by the next process."""
         for worker in self._workers.values():
             if worker.task:
                 worker.task.cancel()
@@ -250,7 +251,7 @@ async def manage(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(api_of(info))
         operator = Operator(api, options.datastore, options.tmp_directory, options.max_concurrent_tcp_reconciles)
-        stack.callback(operator.stop)
+        kopf.on.cleanup(registry=registry)(lambda **_: operator.stop())
         watch(operator, registry)
         for application, address in (
             (health(ready), options.health_probe_bind_address),

@@ -102,7 +102,7 @@ def cluster_info(admin_kubeconfig: bytes) -> str:
 
 
 def agent_objects(plane: ControlPlane, tunnel: Konnectivity, address: str, keys: Mapping[str, bytes]) -> list[Manifest]:
-    """The tunnel's agent on the tenant's nodes; named and placed as Konnectivity's (internal/resources/konnectivity)."""
+    """The tunnel's agent on the tenant's nodes, named and placed as in Kamaji's internal/resources/konnectivity."""
 
     def metadata(component: str, name: str = AGENT) -> Manifest:
         return {"name": name, "namespace": "kube-system", "labels": plane.labels(component)}

@@ -1,0 +1,100 @@
+# Copyright (c) 2026, the tenantry.gpu authors
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ansible_collections.tenantry.gpu.plugins.callback.progress import CallbackModule, heartbeat, last_line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        pytest.param(b"", "", id="empty"),
+        pytest.param(b"first\nsecond\n\n", "second", id="last-line-with-text"),
+        pytest.param(b"10%\r20%\r", "20%", id="a-bar-that-overwrites-itself"),
+        pytest.param(b"\x1b[2Kbuilding\n", "[2Kbuilding", id="no-control-characters"),
+        pytest.param(b"x" * 9000 + b"\nend", "end", id="long-file"),
+        pytest.param(b"\xff\n", "\ufffd", id="not-utf-8"),
+    ],
+)
+def test_last_line(tmp_path, text, line):
+    path = tmp_path / "progress"
+    path.write_bytes(text)
+    assert last_line(str(path), since=0) == line
+
+
+def test_no_line_without_the_file_or_older_than_the_task(tmp_path):
+    path = tmp_path / "progress"
+    assert last_line(str(path), since=0) == ""
+    path.write_text("old\n", encoding="utf-8")
+    assert last_line(str(path), since=time.time() + 60) == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "doing", "line"),
+    [
+        pytest.param([], "", "  ... 9 s: Hosts run", id="task"),
+        pytest.param(["a", "b"], "", "  ... 9 s: Hosts run [a, b]", id="hosts"),
+        pytest.param(list("abcde"), "etcd 3/9", "  ... 9 s: Hosts run [a, b, c, d, ...]: etcd 3/9", id="all"),
+    ],
+)
+def test_heartbeat(hosts, doing, line):
+    assert heartbeat("Hosts run", hosts, 9.4, doing) == line
+
+
+def test_a_long_heartbeat_is_cut():
+    assert len(heartbeat("t", [], 1, "x" * 500)) == 160
+
+
+class Display:
+    def __init__(self):
+        self.lines = []
+
+    def display(self, line, **_options):
+        self.lines.append(line)
+
+
+def result(host="a", **answer):
+    return SimpleNamespace(host=SimpleNamespace(get_name=lambda: host), result=answer)
+
+
+@pytest.fixture
+def callback(tmp_path):
+    module = CallbackModule()
+    module._display = Display()
+    options = {"progress_file": str(tmp_path / "progress"), "silence_s": 0.1}
+    module.get_option = options.__getitem__
+    yield module
+    module._stop.set()
+
+
+def test_a_silent_task_is_heard_of(callback, monkeypatch, tmp_path):
+    reading, writing = os.pipe()
+    monkeypatch.setattr(os, "write", lambda _descriptor, text, write=os.write: write(writing, text))
+    callback.v2_playbook_on_start(None)
+    task = SimpleNamespace(get_name=lambda: "Images")
+    callback.v2_playbook_on_task_start(task, False)
+    callback.v2_runner_on_start(SimpleNamespace(get_name=lambda: "localhost"), task)
+    (tmp_path / "progress").write_text("etcd\n", encoding="utf-8")
+    assert os.read(reading, 100) == b"  ... 0 s: Images [localhost]: etcd\n"
+
+
+def test_the_last_table_ends_the_run(callback):
+    callback.v2_runner_on_ok(result(report_table="old", report_path="/r"))
+    callback.v2_runner_on_failed(result(report_table="id  verdict\n", report_path="/r/report.json"))
+    callback.v2_runner_on_ok(result(msg="other"))
+    callback.v2_playbook_on_stats(None)
+    assert callback._display.lines == ["id  verdict", "Report: /r/report.json"]
+
+
+def test_no_table_no_line(callback):
+    callback.v2_runner_on_ok(result())
+    callback.v2_playbook_on_stats(None)
+    assert callback._display.lines == []

@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the tenantry.gpu authors
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.tenantry.gpu.plugins.module_utils._inventory import (
+    GIB,
+    Cluster,
+    Range,
+    Worker,
+    check_engine,
+    check_host_routes,
+    check_memory,
+    check_names,
+    check_ranges,
+    check_room,
+    check_versions,
+    check_workers,
+)
+
+GOOD = {"management": ["management-0"], "tenants": ["tenant-a"], "workers": ["a-worker-0"]}
+LABEL = "give it at most 63 of a-z, 0-9 and -, a letter or digit first and last."
+
+
+def pods(owner, cidr):
+    return Range(owner, "pod CIDR", cidr, "tenant_control_plane_pod_cidr")
+
+
+def services(owner, cidr):
+    return Range(owner, "service CIDR", cidr, "tenant_control_plane_service_cidr")
+
+
+@pytest.mark.parametrize(
+    ("lab_name", "groups", "findings"),
+    [
+        pytest.param("lab", GOOD, [], id="good"),
+        pytest.param("", GOOD, [], id="no-lab"),
+        pytest.param("My_Lab", GOOD, [f"My_Lab: the name (lab_name) is no DNS label; {LABEL}"], id="lab-name"),
+        pytest.param(
+            "lab",
+            {**GOOD, "tenants": ["a" * 64]},
+            [f"{'a' * 64}: the name (group tenants) is no DNS label; {LABEL}"],
+            id="long-tenant",
+        ),
+        pytest.param(
+            "lab",
+            {**GOOD, "workers": ["-w"]},
+            [f"-w: the name (group workers) is no DNS label; {LABEL}"],
+            id="worker",
+        ),
+        pytest.param(
+            "lab",
+            {**GOOD, "workers": ["tenant-a"]},
+            ["tenant-a: the name stands twice, in tenants and workers; give every host a name of its own."],
+            id="twice",
+        ),
+        pytest.param(
+            "lab",
+            {**GOOD, "workers": ["registry"]},
+            ["registry: the lab's own container has this name; rename the host."],
+            id="reserved",
+        ),
+        pytest.param("", {**GOOD, "workers": ["registry"]}, [], id="reserved-in-a-lab-only"),
+        pytest.param(
+            "lab",
+            {**GOOD, "management": []},
+            ["inventory: the group management has no host; add one."],
+            id="no-management",
+        ),
+    ],
+)
+def test_names(lab_name, groups, findings):
+    assert check_names(lab_name, groups) == findings
+
+
+@pytest.mark.parametrize(
+    ("ranges", "findings"),
+    [
+        pytest.param([pods("a", "10.32.0.0/16"), pods("b", "10.33.0.0/16")], [], id="apart"),
+        pytest.param(
+            [pods("tenant-a", "10.32.0.0/16"), pods("tenant-b", "10.32.0.0/16")],
+            ["tenant-b: pod CIDR 10.32.0.0/16 overlaps tenant-a's; give tenant_control_plane_pod_cidr another range."],
+            id="same",
+        ),
+        pytest.param(
+            [pods("a", "10.32.0.0/12"), pods("b", "10.33.0.0/16")],
+            ["b: pod CIDR 10.33.0.0/16 overlaps a's 10.32.0.0/12; give tenant_control_plane_pod_cidr another range."],
+            id="inside",
+        ),
+        pytest.param(
+            [pods("a", "10.32.0.0/16"), services("a", "10.32.4.0/24")],
+            [
+                "a: service CIDR 10.32.4.0/24 overlaps a's pod CIDR 10.32.0.0/16; "
+                "give tenant_control_plane_service_cidr another range."
+            ],
+            id="pods-and-services",
+        ),
+        pytest.param(
+            [Range("lab", "network", "172.30.211.0/24", "lab_subnet"), pods("a", "172.30.0.0/16")],
+            [
+                "a: pod CIDR 172.30.0.0/16 overlaps lab's network 172.30.211.0/24; "
+                "give tenant_control_plane_pod_cidr another range."
+            ],
+            id="bridge",
+        ),
+        pytest.param(
+            [pods("a", "10.32.0.1/16")],
+            [
+                "a: pod CIDR 10.32.0.1/16 is no IPv4 range (10.32.0.1/16 has host bits set); "
+                "give tenant_control_plane_pod_cidr one like 10.32.0.0/16."
+            ],
+            id="host-bits",
+        ),
+    ],
+)
+def test_ranges(ranges, findings):
+    assert check_ranges(ranges) == findings
+
+
+def test_host_routes():
+    routes = [("10.0.0.0/11", "tun0"), ("192.0.2.0/24", "eth0")]
+    assert check_host_routes([pods("a", "10.32.0.0/16"), pods("b", "nonsense")], routes) == []
+    assert check_host_routes([pods("a", "10.16.0.0/16")], routes) == [
+        "a: pod CIDR 10.16.0.0/16 overlaps this machine's route 10.0.0.0/11 (tun0); "
+        "give tenant_control_plane_pod_cidr another range."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "kubelet", "findings"),
+    [
+        pytest.param("1.36.3", "", [], id="newest"),
+        pytest.param("v1.33.0", "1.33.9", [], id="oldest"),
+        pytest.param("1.36.3", "1.33.0", [], id="oldest-kubelet"),
+        pytest.param(
+            "1.37.0",
+            "",
+            [
+                "tenant-a: Kubernetes 1.37.0 is outside the range that Kamaji runs, 1.33 to 1.36; "
+                "give it a version of that range."
+            ],
+            id="too-new",
+        ),
+        pytest.param(
+            "1.32.9",
+            "1.30.0",
+            [
+                "tenant-a: Kubernetes 1.32.9 is outside the range that Kamaji runs, 1.33 to 1.36; "
+                "give it a version of that range."
+            ],
+            id="too-old",
+        ),
+        pytest.param(
+            "latest", "", ["tenant-a: 'latest' is no Kubernetes version; give one like 1.36.3."], id="no-version"
+        ),
+        pytest.param(
+            "1.35.1",
+            "1.36.3",
+            ["w: kubelet 1.36.3 does not go with tenant-a's Kubernetes 1.35; give it 1.32 to 1.35."],
+            id="kubelet-newer",
+        ),
+        pytest.param(
+            "1.36.3",
+            "1.32.0",
+            ["w: kubelet 1.32.0 does not go with tenant-a's Kubernetes 1.36; give it 1.33 to 1.36."],
+            id="kubelet-too-old",
+        ),
+        pytest.param("1.36.3", "x", ["w: 'x' is no Kubernetes version; give one like 1.36.3."], id="no-kubelet"),
+    ],
+)
+def test_versions(version, kubelet, findings):
+    assert check_versions([Cluster("tenant-a", version)], [Worker("w", "tenant-a", kubelet)]) == findings
+
+
+@pytest.mark.parametrize(
+    ("worker", "findings"),
+    [
+        pytest.param(Worker("w", "tenant-a", cards=[{"profile": "l4", "count": 2}]), [], id="good"),
+        pytest.param(
+            Worker("w", "tenant-c"),
+            ["w: tenant_worker_tenant names tenant-c, and there is no such tenant; give one of tenant-a, tenant-b."],
+            id="no-such-tenant",
+        ),
+        pytest.param(
+            Worker("w", ""), ["w: tenant_worker_tenant is not set; give one of tenant-a, tenant-b."], id="no-tenant"
+        ),
+    ],
+)
+def test_workers(worker, findings):
+    assert check_workers(["tenant-a", "tenant-b"], [worker]) == findings
+
+
+def test_an_unknown_card_profile_is_named_with_those_that_exist():
+    (finding,) = check_workers(["tenant-a"], [Worker("w", "tenant-a", cards=[{"profile": "a100"}])])
+    assert finding.startswith("w: card profile 'a100' is unknown; use one of a100-40g, a100-80g,")
+
+
+@pytest.mark.parametrize(
+    ("engine", "usable", "installable", "root", "begins"),
+    [
+        pytest.param("podman", True, False, True, None, id="podman"),
+        pytest.param("podman", False, True, True, None, id="podman-will-be-installed"),
+        pytest.param("docker", True, False, False, None, id="docker-for-a-user"),
+        pytest.param("podman", False, False, True, "lab_engine: podman cannot be used on this machine", id="none"),
+        pytest.param("docker", False, True, True, "lab_engine: docker cannot be used on this machine", id="dead"),
+        pytest.param("podman", True, True, False, "lab_engine: podman run by this user cannot", id="rootless"),
+    ],
+)
+def test_engine(engine, usable, installable, root, begins):
+    findings = check_engine(engine, usable, installable, root)
+    assert len(findings) == (begins is not None)
+    assert all(finding.startswith(begins) for finding in findings)
+
+
+def test_room():
+    assert check_room("/cache", 25 * GIB, 25, "building the components") == []
+    assert check_room("/cache", 24 * GIB, 25, "building the components") == [
+        "/cache: 24.0 GiB of disk are free, and building the components needs 25 GiB; "
+        "free some, or give XDG_CACHE_HOME a folder on a larger disk."
+    ]
+
+
+def test_memory():
+    assert check_memory(int(3.8 * GIB), 4) == []
+    assert check_memory(2 * GIB, 4) == [
+        "memory: this machine has 2.0 GiB, and the lab needs 4 GiB; give it more, or take another machine."
+    ]
