@@ -33,9 +33,10 @@ async def run(*command: str, environment: Mapping[str, str] | None = None) -> st
     try:
         out, errors = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise ProgramError(f"{' '.join(command[:5])}: no end after {TIMEOUT_S} s.") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
         words = " ".join((errors.decode() or out.decode()).split())
         raise ProgramError(f"{' '.join(command[:5])}: {words[-600:]}")

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -120,7 +121,7 @@ class Reconciler:
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": namespace, "name": f"{metadata['name']}.{suffix}{time.time_ns():x}"[:253]},
+            "metadata": {"namespace": namespace, "name": f"{metadata['name']}.{suffix}"},
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": resource["kind"],
@@ -139,7 +140,8 @@ class Reconciler:
         try:
             await self._api.request("POST", path_of("v1", "Event", namespace), event)
         except ApiError as error:
-            log.warning("event not posted: %s", error)
+            if error.status != HTTPStatus.CONFLICT:  # the same was said before this process began
+                log.warning("event not posted: %s", error)
 
     async def _status(self, resource: Object, changes: Mapping[str, Any]) -> None:
         """Writes those parts of the status that differ; times alone are no difference."""
