@@ -37,6 +37,7 @@ async def run(*command: str, environment: Mapping[str, str] | None = None) -> st
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
     if process.returncode:
         words = " ".join((errors.decode() or out.decode()).split())
         raise ProgramError(f"{' '.join(command[:5])}: {words[-600:]}")
