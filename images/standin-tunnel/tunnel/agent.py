@@ -41,6 +41,7 @@ DIAL_S = 5.0
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 1.0
 NODE_PORTS = (443, 10250)
+CHATTER = ("debug1:", "Transferred:", "Bytes per second:")  # ssh's words that give no reason for its end
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Link:
                 if "remote forward success" in words:
                     self.connected = True
                     log("agent.py", "Connected", agentID=self._agent_id, server=self._server.host)
-                elif words and not words.startswith("debug1:"):
+                elif words and not words.startswith(CHATTER):
                     last = words.partition(" for listen path")[0]
             await process.wait()
         finally:
@@ -215,3 +216,7 @@ def main() -> None:
     parser.add_argument("--allow-port", type=int, action="append", default=[], help="one more port outside of them")
     parser.add_argument("--socket", type=Path, default=Path("/run/konnectivity/proxy.sock"))
     asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

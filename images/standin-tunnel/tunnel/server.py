@@ -236,3 +236,7 @@ def main() -> None:
     parser.add_argument("--admin-port", type=int, default=8133)
     parser.add_argument("--health-port", type=int, default=8134)
     asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
