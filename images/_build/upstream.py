@@ -84,6 +84,8 @@ class Node:
         if found.returncode == 0:
             return False
         arguments = ["--build-arg", f"NODE={self.base}", "--build-arg", f"MIRROR={self.mirror}"]
+        if engine == "podman" and self.mirror.startswith("http://"):
+            arguments.append("--tls-verify=false")  # docker takes this from its daemon's insecure-registries
         with progress.step(f"node image from {self.base}"):
             progress.run("node-image", [engine, "build", "--tag", self.reference, *arguments, str(self.folder)])
         return True
