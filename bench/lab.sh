@@ -7,7 +7,6 @@ name=bench
 state=$PWD/.state/$name
 rendered=$PWD/.state/$name-plain
 log=$PWD/.state/$name.log
-export CONTAINERS_CONF=$rendered/containers.conf
 play() { ansible-playbook -i inventories/lab -e "lab_name=$name" "$@"; }
 finish() {
     if [ -e "$rendered/lab.env" ]; then bench/plain.sh down "$name" "$rendered"; fi

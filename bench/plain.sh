@@ -6,6 +6,8 @@ action=$1 name=$2 folder=$3
 # shellcheck source=/dev/null
 source "$folder/lab.env"
 kube="$folder/kubeconfigs"
+# Podman's settings for the lab, where it has some.
+[ ! -e "$folder/containers.conf" ] || export CONTAINERS_CONF="$folder/containers.conf"
 
 engine() { "$ENGINE" "$@"; }
 on() { engine exec -i "$name-$1" "${@:2}"; }
@@ -76,7 +78,7 @@ management() {
     read -r host address _ <"$folder/hosts.txt"
     on "$host" kubeadm init --config /dev/stdin --skip-token-print <"$folder/kubeadm-init.yml" >"$folder/init.log" 2>&1
     on "$host" cat /etc/kubernetes/admin.conf >"$kube/management.conf"
-    sed "s#@SERVER@#https://$address:6443#" "$folder/management-cni.yml" | cluster management apply -f - >/dev/null
+    sed "s/server\.invalid/$address/" "$folder/management-cni.yml" | cluster management apply -f - >/dev/null
     helm management metallb "$METALLB_CHART" metallb-system "$folder/metallb-values.yml"
     wait_for 60 cluster management apply -f "$folder/pool.yml"
     datastore
@@ -92,7 +94,8 @@ control_plane() { # TENANT
     wait_for 60 cluster "$1" -n kube-system get configmap kubeadm-config kubelet-config
     local server
     server=$(cluster "$1" config view -o 'jsonpath={.clusters[0].cluster.server}')
-    sed "s#@SERVER@#$server#" "$folder/$1-cni.yml" | cluster "$1" apply -f - >/dev/null
+    server=${server#https://}
+    sed "s/server\.invalid/${server%:*}/" "$folder/$1-cni.yml" | cluster "$1" apply -f - >/dev/null
 }
 
 worker() { # NAME TENANT

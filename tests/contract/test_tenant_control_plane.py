@@ -90,11 +90,12 @@ def wait(look: Callable[[], Result], timeout_s: float = 30) -> Result:
     return seen
 
 
-def or_none(look: Callable[[], Result]) -> Result | None:
+def or_none(look: Callable[[], Result], *statuses: int) -> Result | None:
+    """What is looked at, or None where the API answers with one of the statuses (404 if none is given)."""
     try:
         return look()
     except ApiException as error:
-        if error.status == 404:
+        if error.status in (statuses or (404,)):
             return None
         raise
 
@@ -117,6 +118,9 @@ class Management:
         more = {"dry_run": "All"} if dry_run else {}
         self.custom.patch_namespaced_custom_object(GROUP, VERSION, NAME, PLURAL, NAME, {"spec": spec}, **more)
 
+    def has_dns(self) -> bool:
+        return bool(self.get().get("status", {}).get("addons", {}).get("coreDNS", {}).get("enabled"))
+
     def state(self) -> str:
         return self.get().get("status", {}).get("kubernetesResources", {}).get("version", {}).get("status", "")
 
@@ -131,7 +135,9 @@ def management() -> Iterator[Management]:
     there.core.create_namespace({"metadata": {"name": NAME}})
     try:
         there.create(BODY)
+        # Ready is said of the Deployment; what stands inside the tenant may come later (Kamaji 26.8).
         assert wait(lambda: there.state() == "Ready", READY_S), there.get().get("status")
+        assert wait(there.has_dns, READY_S), there.get().get("status")
         yield there
         # The control plane goes before its namespace: what its finalizer needs stands there.
         if or_none(there.get):
@@ -147,7 +153,8 @@ def tenant(management: Management) -> client.ApiClient:
     text = management.secret("admin-kubeconfig")["admin.conf"]
     api = config.new_client_from_config_dict(yaml.safe_load(text))
     core = client.CoreV1Api(api)
-    assert wait(lambda: or_none(lambda: core.read_namespaced_config_map("kubelet-config", "kube-system")))
+    # Until its binding is made, the administrator is forbidden everything.
+    assert wait(lambda: or_none(lambda: core.read_namespaced_config_map("kubelet-config", "kube-system"), 403, 404))
     return api
 
 
