@@ -134,7 +134,8 @@ gpu() { # TENANT MEMORY_MIB
     cluster "$1" apply -f "$folder/$1-simulator.yml" >/dev/null
     wait_for 120 sh -c "'$KUBECTL' --kubeconfig '$kube/$1.conf' -n hami-system get endpointslices -l kubernetes.io/service-name=hami-scheduler -o 'jsonpath={.items[*].endpoints[*].addresses}' | grep -q ."
     wait_for 120 sh -c "'$KUBECTL' --kubeconfig '$kube/$1.conf' get nodes -o 'jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}' | grep -q '[1-9]'"
-    { for i in 1 2 3; do pod "share-$i" "$2" 30; done; } | wait_for 30 cluster "$1" apply -f -
+    for i in 1 2 3; do pod "share-$i" "$2" 30; done >"$folder/$1-pods.yml"
+    wait_for 60 cluster "$1" apply -f "$folder/$1-pods.yml"
     cluster "$1" wait pod share-1 share-2 share-3 --for=condition=Ready --timeout=120s >/dev/null
     pod refused 300000 1 | cluster "$1" apply -f - >/dev/null
     wait_for 60 sh -c "'$KUBECTL' --kubeconfig '$kube/$1.conf' get events --field-selector involvedObject.name=refused,reason=FilteringFailed | grep -q CardInsufficientMemory"
