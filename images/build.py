@@ -229,4 +229,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No ordinary exit: a registry's probe may still be resolving a name in its thread, and the interpreter that
+    # ends under it crashes now and then.
+    os._exit(status)
