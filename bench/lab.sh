@@ -23,8 +23,6 @@ seconds() { # LABEL COMMAND...: runs it, sets $took
 memory_mib() {
     local engine=$1
     for pid in $("$engine" ps -q --filter "label=tenantry.gpu.lab=$name" | xargs -r "$engine" inspect --format '{{.State.Pid}}'); do
-        local space
-        space=$(readlink "/proc/$pid/ns/cgroup")
         for process in /proc/[0-9]*; do
             # A pod's process has a cgroup namespace of its own, so its ancestors are asked.
             echo "${process#/proc/} $(awk '/^PPid:/ {print $2}' "$process/status" 2>/dev/null)"
@@ -40,7 +38,7 @@ rm -rf "$rendered"
 play playbooks/teardown.yml >>"$log" 2>&1
 trap finish EXIT
 
-seconds "make lab, from nothing" play playbooks/site.yml
+seconds "make lab, from nothing" make --no-print-directory lab ARGS="-e lab_name=$name"
 first=$took
 seconds "site.yml, a second time" play playbooks/site.yml
 second=$took
