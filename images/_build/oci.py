@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+# To be raised when put_image writes something else for the same input: kept images are then written anew.
+IMAGE_FORMAT = 2
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -76,6 +78,8 @@ class Store:
             "os": "linux",
             "config": config,
             "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
+            # One entry a layer, or engines refuse to build on the image. Without a time: the same bytes every time.
+            "history": [{"created_by": "images/build.py"} for _ in layers],
         }
         config_digest, config_size = self._put_json(full_config)
         manifest = {

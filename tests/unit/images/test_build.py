@@ -16,7 +16,7 @@ import pytest
 from _build import components, debian, upstream
 from _build.assemble import Assembler
 from _build.manifest import Component, parse_image
-from _build.oci import Store, write_engine_archive, write_tar
+from _build.oci import Layer, Store, write_engine_archive, write_tar
 from _build.progress import BuildError, Progress
 from _build.registry import push_all
 
@@ -94,6 +94,15 @@ def test_a_change_makes_another_image(assembler: Assembler, repository: Path, ch
     after = assembler.assemble(parse_image(manifest, "tool", "here", {}))
     assert after.digest != before.digest
     assert (after.layers == before.layers) is (change == "entrypoint")
+
+
+def test_the_history_has_an_entry_for_each_layer_and_no_time(assembler: Assembler) -> None:
+    assembler.store.folder.mkdir(parents=True)
+    layers = [Layer(f"sha256:{number:064}", 1) for number in range(3)]
+    one, two = (assembler.store.put_image(key, {}, layers) for key in ("one", "two"))
+    config = json.loads(assembler.store.blob(one.config).read_bytes())
+    assert config["history"] == [{"created_by": "images/build.py"}] * 3
+    assert one == two
 
 
 def test_a_missing_source_is_named(assembler: Assembler) -> None:
