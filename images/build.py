@@ -21,7 +21,7 @@ import yaml
 from _build.assemble import Assembler
 from _build.components import bin_folder, build_components, go_version
 from _build.hosts import load_all
-from _build.manifest import Image, check_binaries, digest, load_components, load_images, load_matrix
+from _build.manifest import Image, check_binaries, digest, load_component, load_components, load_images, load_matrix
 from _build.oci import Built, Store, write_engine_archive
 from _build.progress import BuildError, Progress
 from _build.registry import push_all
@@ -130,22 +130,30 @@ class Upstream:
     def load(cls, cache: Path, matrix: Mapping[str, str], mirror: str, progress: Progress) -> Upstream:
         node = Node.of(IMAGES / "node", ENGINE_PREFIX, matrix["kubernetes"], mirror)
         images = [image for image in load_images(IMAGES, matrix) if image.ours]
-        # Nothing is compiled, so neither components nor Go are asked for.
-        assembler = Assembler(IMAGES.parent, cache, {}, "", Store(cache / "images"), progress)
+        # Only a helm that the machine lacks is compiled; else nothing asks for Go.
+        components = {} if shutil.which("helm") else {"helm": load_component(IMAGES / "components" / "helm", matrix)}
+        if components and not shutil.which("go"):
+            raise BuildError("Neither helm nor go is on PATH; install helm 3, or Go with which it is compiled.")
+        go = go_version() if components else ""
+        assembler = Assembler(IMAGES.parent, cache, components, go, Store(cache / "images"), progress)
         return cls(node, images, matrix, assembler, progress)
 
     def build(self, engine: str) -> tuple[bool, Description]:
         """Builds what is missing. Returns whether anything was, and what the roles need to know."""
-        assembled, built = assemble_all(self.assembler, self.images)
+        assembler = self.assembler
+        made = bool(build_components(assembler.cache, assembler.components.values(), assembler.go, self.progress))
+        assembled, built = assemble_all(assembler, self.images)
         digests = {image.reference: one.digest for image, one in built.items()}
-        return self.node.build(engine, self.progress) or assembled, {
+        helm = assembler.components.get("helm")
+        return self.node.build(engine, self.progress) or made or assembled, {
             "source": "upstream",
             "hash": digest([self.node.reference, dict(self.matrix), digests], 12),
             "node_image": self.node.reference,
             "registry_image": "",
             "charts": {},
             "images": digests,
-            **{tool: tool for tool in TOOLS},
+            "helm": str(bin_folder(assembler.cache, helm, assembler.go) / "helm") if helm else "helm",
+            "kubectl": "kubectl",
         }
 
     def push(self, engine: str, hosts: list[str]) -> bool:
@@ -204,21 +212,25 @@ def only_one(cache: Path, progress: Progress) -> Iterator[None]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
+    kept = argparse.ArgumentParser(add_help=False)
+    kept.add_argument("--cache", type=Path, required=True, help="folder of what is kept between labs")
+    kept.add_argument("--versions", type=Path, default=VERSIONS, help="file with tenantry_versions")
     common.add_argument("--state", type=Path, required=True, help="folder of this lab")
     common.add_argument("--mirror", default="", help="a registry that serves every image under its upstream path")
+    engine = argparse.ArgumentParser(add_help=False)
+    installed = "podman" if shutil.which("podman") else "docker"
+    engine.add_argument("--engine", choices=["podman", "docker"], default=installed)
     phases = parser.add_subparsers(dest="phase", required=True)
     source = phases.add_parser("source", parents=[common], help="decide where components come from, and keep to it")
     source.add_argument("--source", choices=["auto", "upstream", "standin"], default="auto")
-    build = phases.add_parser("build", parents=[common], help="build and import what is missing, write images.json")
-    push = phases.add_parser("push", parents=[common], help="bring the images to where the hosts find them")
+    phases.add_parser(
+        "build", parents=[common, kept, engine], help="build and import what is missing, write images.json"
+    )
+    push = phases.add_parser(
+        "push", parents=[common, kept, engine], help="bring the images to where the hosts find them"
+    )
     push.add_argument("--registry", required=True, help="the lab's registry, address and port (stand-ins)")
     push.add_argument("--hosts", nargs="*", default=[], help="containers whose containerd gets our images (upstream)")
-    for phase in (build, push):
-        phase.add_argument(
-            "--engine", choices=["podman", "docker"], default="podman" if shutil.which("podman") else "docker"
-        )
-        phase.add_argument("--cache", type=Path, required=True, help="folder of what is kept between labs")
-        phase.add_argument("--versions", type=Path, default=VERSIONS, help="file with tenantry_versions")
     return parser.parse_args()
 
 
