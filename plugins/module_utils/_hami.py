@@ -314,7 +314,7 @@ class Handshake:
     """
 
     state: str
-    at: datetime | None
+    at: datetime
 
 
 _HANDSHAKE = re.compile(
