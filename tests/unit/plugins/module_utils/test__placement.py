@@ -55,7 +55,7 @@ class Replay:
     """A scenario with the recorded placements applied so far."""
 
     def __init__(self, scenario):
-        self.rules = Rules(scenario["policy"]["node"], scenario["policy"]["gpu"])
+        self.rules = Rules(node_policy=scenario["policy"]["node"], gpu_policy=scenario["policy"]["gpu"])
         self.nodes = scenario["nodes"]
         self.limits = scenario.get("quota")
         self.pods = {}
