@@ -196,25 +196,24 @@ class Request:
 
         In 2.10 a memory that is no number of MiB within 32 bits, such as 3Gi, makes the container ask
         for nothing: it then passes the filter and gets no card. In 2.9 the number is cut off to 32 bits,
-        and what is below zero then (such as 3Gi, but not 5Gi) is a share without any memory.
+        and where that is not above zero (3Gi and 4Gi, but not 5Gi) the share is one without any memory.
         GenerateResourceRequests, HAMi 2.9 and 2.10 pkg/device/nvidia/device.go.
         """
         count = _int32(_asked_integer(container, RESOURCE_COUNT) or 0)
         if count <= 0:
             return cls()
         memory_mib = _asked_integer(container, RESOURCE_MEMORY) or 0
-        if rules.version is Version.V2_9:
-            memory_mib = _int32(memory_mib)
-        elif _asked(container, RESOURCE_MEMORY) is not None and (
-            _asked_integer(container, RESOURCE_MEMORY) is None or not 0 <= memory_mib <= _INT32_MAX
-        ):
-            return cls()
+        if rules.version is Version.V2_10 and _asked(container, RESOURCE_MEMORY) is not None:
+            whole = _asked_integer(container, RESOURCE_MEMORY) is not None
+            if not whole or not 0 <= memory_mib <= _INT32_MAX:
+                return cls()
         memory_percent = _asked_percent(container, rules.version)
         if memory_percent is None and memory_mib == 0:
             memory_mib = rules.default_memory_mib
             memory_percent = 100 if memory_mib == 0 else None
         cores = _asked_integer(container, RESOURCE_CORES)
-        return cls(count, memory_mib, memory_percent, rules.default_cores if cores is None else _int32(cores))
+        cores = rules.default_cores if cores is None else _int32(cores)
+        return cls(count, _int32(memory_mib), memory_percent, cores)
 
     def memory_of(self, card: Card) -> int:
         """The memory that this request takes of a card, in MiB. Fit, HAMi 2.10 pkg/device/nvidia/device.go."""
