@@ -425,16 +425,20 @@ def usage_of(
     getNodesUsage, HAMi 2.9 pkg/scheduler/scheduler.go.
     """
     if version is Version.V2_9:
-        init_count = 0
+        return add_usage({share.uuid: _usage(share)} for container in written for share in container)
     peak: dict[str, Usage] = {}
     total: dict[str, Usage] = {}
     for index, container in enumerate(written):
         for share in container:
             if index >= init_count:
-                total[share.uuid] = _plus(total.get(share.uuid, Usage()), Usage(1, share.memory_mib, share.cores))
+                total[share.uuid] = _plus(total.get(share.uuid, Usage()), _usage(share))
             elif not init_finished:
-                peak[share.uuid] = _largest(peak.get(share.uuid, Usage()), Usage(1, share.memory_mib, share.cores))
+                peak[share.uuid] = _largest(peak.get(share.uuid, Usage()), _usage(share))
     return {uuid: _largest(peak.get(uuid, Usage()), total.get(uuid, Usage())) for uuid in sorted({*peak, *total})}
+
+
+def _usage(share: Share) -> Usage:
+    return Usage(1, share.memory_mib, share.cores)
 
 
 def _plus(one: Usage, other: Usage) -> Usage:
