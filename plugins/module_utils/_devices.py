@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
@@ -43,7 +44,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     parse_lock,
     parse_register,
 )
-from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Usage, add_usage, usage_of
+from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Usage, usage_of
 
 Object = dict[str, Any]
 
@@ -172,8 +173,12 @@ def _minus(one: Usage, other: Usage) -> Usage:
     return Usage(one.slots - other.slots, one.memory_mib - other.memory_mib, one.cores - other.cores)
 
 
+def _plus(one: Usage, other: Usage) -> Usage:
+    return Usage(one.slots + other.slots, one.memory_mib + other.memory_mib, one.cores + other.cores)
+
+
 def _total(usages: Iterable[Usage]) -> Usage:
-    return add_usage({"": usage} for usage in usages).get("", Usage())
+    return reduce(_plus, usages, Usage())
 
 
 def amounts(usage: Usage) -> Object:
@@ -292,7 +297,7 @@ def enter_shares(nodes: Iterable[NodeState], pods: Iterable[PodState]) -> None:
         for uuid, usage in pod.usage.items():
             state = cards.get((pod.assigned, uuid))
             if state:
-                state.allocated = _total((state.allocated, usage))
+                state.allocated = _plus(state.allocated, usage)
 
 
 # --- contradictions ----------------------------------------------------------------------

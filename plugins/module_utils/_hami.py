@@ -151,9 +151,8 @@ def _named(value: object) -> str:
     return _shorten(value) if isinstance(value, str) else json.dumps(value, default=repr)
 
 
-def _is_text(value: object) -> bool:
-    """Whether a value of JSON is a text that can be sent on; half a surrogate pair cannot."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+# Half a pair: JSON can write it, and nobody can send it on.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 # --- the cards of a node -----------------------------------------------------------------
@@ -205,7 +204,7 @@ def _card_from_json(entry: object, whole: str) -> Card:
             raise HamiFormatError(f"{name} {_named(value)} {card} is no {kind.__name__}")
         if isinstance(value, int) and not (-1 if name == "numa" else 0) <= value <= _INT32_MAX:
             raise HamiFormatError(f"{name} {_named(value)} {card} is out of range")
-        if isinstance(value, str) and not _is_text(value):
+        if isinstance(value, str) and _SURROGATE.search(value):
             raise HamiFormatError(f"{name} {_named(value)} {card} is no text")
         values[attribute] = value
     if not values["uuid"]:

@@ -21,7 +21,7 @@ extends_documentation_fragment:
   - tenantry.gpu.attributes
   - tenantry.gpu.attributes.info_module
 notes:
-  - "The smallest rights: C(docs/reference/rights/hami_device_info.yml)."
+  - C(docs/reference/rights/hami_device_info.yml) is the smallest ClusterRole that it works with.
   - The pods of all namespaces are read, page by page, also where only some are asked for, so that the sums are true.
 options:
   nodes:
