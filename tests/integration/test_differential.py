@@ -30,7 +30,7 @@ from replay import KINDS, replay, report
 
 PROGRAM = os.environ.get("HAMI_SCHEDULER")
 VERSION = os.environ.get("HAMI_VERSION", "2.10.0")
-SCENARIOS = int(os.environ.get("HAMI_SCENARIOS", "60"))
+SCENARIOS = int(os.environ.get("HAMI_SCENARIOS", "20"))
 SEED = int(os.environ.get("HAMI_SEED", "0"))
 READY_S = 30.0
 
