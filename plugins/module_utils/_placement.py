@@ -271,7 +271,7 @@ def _admit(pod: dict[str, Any], rules: Rules, quota: Quota | None) -> None:
         spec["schedulerName"] = rules.scheduler_name
         if spec.get("nodeName"):
             raise _DeniedError("pod has node assigned")
-    if quota is not None and not quota_admits(PodRequest.of(pod, rules), quota):
+    if quota is not None and not _quota_admits(PodRequest.of(pod, rules), quota):
         raise _DeniedError("exceeding resource quota")
 
 
@@ -339,7 +339,7 @@ def _add_env(container: dict[str, Any], name: str, value: str) -> None:
     container["env"] = [*(container.get("env") or ()), {"name": name, "value": value}]
 
 
-def quota_admits(request: PodRequest, quota: Quota) -> bool:
+def _quota_admits(request: PodRequest, quota: Quota) -> bool:
     """Whether a quota admits a pod: the sum of its containers, or the largest init container.
 
     fitResourceQuota, HAMi 2.10 pkg/scheduler/webhook.go.
@@ -733,11 +733,10 @@ def place(
     best = min(scores.values()) if spread else max(scores.values())
     ties = tuple(name for name, score in scores.items() if score == best)
     written = fits[ties[0]][1]
-    return Placement(ties[0], aligned(written, request), written, ties, scores, failed)
+    return Placement(ties[0], _aligned(written, request), written, ties, scores, failed)
 
 
-def aligned(written: Allocation, request: PodRequest) -> Allocation:
-    """A written allocation with an entry for each container, empty for one without cards (see Placement)."""
+def _aligned(written: Allocation, request: PodRequest) -> Allocation:
     entries = iter([entry for entry in written if entry])
     return tuple(next(entries) if asked.count else () for asked in request.all)
 
@@ -782,42 +781,6 @@ def parse_weights(text: str) -> tuple[int, int, int]:
     if not any(weights.values()):
         raise problem("at least one weight must be positive")
     return weights["slot"], weights["core"], weights["memory"]
-
-
-# --- single nodes, for those who keep many of them -----------------------------------------
-
-
-@dataclass(frozen=True)
-class Fit:
-    """That a node takes a pod, and the allocation that would be written (see Placement)."""
-
-    written: Allocation
-
-
-class Judge:
-    """What place() finds of single nodes for one pod, for a caller who remembers it.
-
-    A verdict depends on nothing but the node, and on its name and its cards' UUIDs only where the pod
-    names UUIDs or the node has pair scores. Raises PlacementError as place() does.
-    """
-
-    def __init__(self, request: PodRequest, rules: Rules, quota: Quota | None) -> None:
-        self._job = _job(request, rules, quota)
-        self.prefers_empty = request.annotations.get(POD_NODE_POLICY, rules.node_policy) == "spread"
-
-    def verdict(self, node: Node) -> Fit | str:
-        """That the node takes the pod, or HAMi's reason why not."""
-        if not node.cards:
-            return NODE_UNREGISTERED
-        try:
-            return Fit(_fit_node(node, self._job)[1])
-        except _UnfitError as unfit:
-            return str(unfit)
-
-
-def node_score(node: Node) -> float:
-    """How full a node's cards are, which no pod changes: binpack takes the highest, spread the lowest."""
-    return _score_node(_slates(node))
 
 
 # --- what people are told ----------------------------------------------------------------
