@@ -2,13 +2,14 @@
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The rules against decisions that HAMi 2.10.0 itself made, and what must hold for any input."""
+"""Single rules with answers worked out by hand, and what must hold for any input.
+
+The decisions that HAMi itself made are replayed in tests/unit/bench/test_replay.py.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,15 +19,12 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     Card,
     Share,
     cards_from_profiles,
-    parse_cordon,
-    parse_register,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     Node,
     Placement,
     PlacementError,
     PodRequest,
-    Quota,
     Refusal,
     Request,
     Rules,
@@ -41,105 +39,6 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     success_message,
     usage_of,
 )
-
-# Scenarios in the form of the recording: nodes, and steps with the webhook's and the filter's answer.
-DECISIONS = Path(__file__).parents[3] / "data" / "hami-decisions-sample.jsonl.gz"
-
-
-def decisions():
-    with gzip.open(DECISIONS, "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
-class Replay:
-    """A scenario with the recorded placements applied so far."""
-
-    def __init__(self, scenario):
-        self.rules = Rules(scenario["policy"]["node"], scenario["policy"]["gpu"])
-        self.nodes = scenario["nodes"]
-        self.limits = scenario.get("quota")
-        self.pods = {}
-
-    def quota(self):
-        if self.limits is None:
-            return None
-        used = add_usage(usage for _node, usage in self.pods.values()).values()
-        memory_mib, cores = (self.limits.get(f"limits.nvidia.com/{name}") for name in ("gpumem", "gpucores"))
-        return Quota(
-            None if memory_mib is None else int(memory_mib),
-            None if cores is None else int(cores),
-            Usage(0, sum(taken.memory_mib for taken in used), sum(taken.cores for taken in used)),
-        )
-
-    def cluster(self):
-        return [
-            Node(
-                node["name"],
-                tuple(parse_register(json.dumps(node["cards"]))),
-                add_usage(usage for name, usage in self.pods.values() if name == node["name"]),
-                parse_cordon(",".join(node.get("cordon", ()))),
-            )
-            for node in self.nodes
-        ]
-
-    def apply(self, pod, answer):
-        allocated = tuple(
-            tuple(Share(share["uuid"], "NVIDIA", share["memory_mib"], share["cores"]) for share in container)
-            for container in answer["allocated"]
-        )
-        init = len(pod["spec"].get("initContainers", ()))
-        self.pods[pod["metadata"]["name"]] = answer["node"], usage_of(allocated, init)
-
-
-def check_webhook(verdict, recorded):
-    assert verdict.allowed == recorded["allowed"]
-    if not verdict.allowed:
-        assert verdict.message == recorded["message"]
-        return
-    spec = verdict.pod["spec"]
-    containers = [*spec.get("initContainers", ()), *spec["containers"]]
-    limits = [container.get("resources", {}).get("limits") or {} for container in containers]
-    assert spec.get("schedulerName") == recorded["scheduler"]
-    assert [amounts(entry) for entry in limits] == [amounts(entry) for entry in recorded["limits"]]
-
-
-def amounts(limits):
-    return {name: parse_quantity(amount) for name, amount in limits.items()}
-
-
-def check_filter(replay, pod, recorded):
-    request = PodRequest.of(pod, replay.rules)
-    if recorded["passed_without_cards"]:
-        assert not request.asks_cards
-        return
-    decision = place(request, replay.cluster(), replay.rules, replay.quota())
-    if recorded["node"] is None:
-        assert decision == Refusal(recorded["failed"])
-        return
-    # Between nodes that score the same HAMi's choice is arbitrary; the cards of the one it took are not.
-    assert recorded["node"] in decision.ties
-    there = [node for node in replay.cluster() if node.name == recorded["node"]]
-    decision = place(request, there, replay.rules, replay.quota())
-    allocated = [[(share.uuid, share.memory_mib, share.cores) for share in entry] for entry in decision.written]
-    assert allocated == [
-        [(share["uuid"], share["memory_mib"], share["cores"]) for share in entry] for entry in recorded["allocated"]
-    ]
-
-
-@pytest.mark.parametrize("scenario", decisions(), ids=lambda scenario: scenario["scenario"])
-def test_hami_decided_the_same(scenario):
-    replay = Replay(scenario)
-    for step in scenario["steps"]:
-        if "delete" in step:
-            replay.pods.pop(step["delete"], None)
-            continue
-        verdict = mutate(step["create"], replay.rules, replay.quota())
-        check_webhook(verdict, step["webhook"])
-        if "filter" in step:
-            check_filter(replay, verdict.pod, step["filter"])
-            if step["filter"]["node"]:
-                replay.apply(step["create"], step["filter"])
-
 
 # --- what must hold for any input ---
 
