@@ -11,7 +11,6 @@ node another kind; nothing else is looked at again. No input or output, no clock
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,15 +25,15 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     Fit,
-    Judge,
     Node,
     PodRequest,
     Quota,
     Refusal,
     Rules,
     Usage,
-    aligned,
+    fit_node,
     node_score,
+    spreads_nodes,
     usage_of,
 )
 
@@ -95,32 +94,65 @@ class Landing:
 
 @dataclass(frozen=True)
 class _Yes:
-    """That nodes of a kind take a pod: the shares of each container, what they add up to, and the kind afterwards."""
+    """That nodes of a kind take a pod: the shares of each container, and what they add up to."""
 
     entries: tuple[tuple[tuple[int, Share], ...], ...]
     taken: tuple[tuple[int, Usage], ...]
-    after: int
 
 
 _Verdict = Union[_Yes, str]
+# What is taken of each card of a node: slots, MiB, cores. Plain numbers, since they are looked up all the time.
+_Taken = tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True)
 class _Kind:
     """Nodes that are alike: one of them stands for all."""
 
-    build: int
-    usage: tuple[Usage, ...]
-    host: Host
-    score: float
+    def __init__(self, build: _Build, taken: _Taken) -> None:
+        self.build, self.taken = build, taken
+        self.score = node_score(_sum(taken), build.whole)
+        cards = build.host.node.cards
+        # No card gives more than it has left, so these need not be judged for who asks for more.
+        self.most_mib = max((card.memory_mib - used[1] for card, used in zip(cards, taken)), default=0)
+        self.most_cores = max((card.cores - used[2] for card, used in zip(cards, taken)), default=0)
+
+    @property
+    def node(self) -> Node:
+        return replace(self.build.host.node, usage=self.usage)
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        return {card.uuid: Usage(*used) for card, used in zip(self.build.host.node.cards, self.taken)}
+
+
+class _Build:
+    """What stays of a node whatever is placed on it; one host stands for all that are built alike."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.whole = _sum((card.slots, card.memory_mib, card.cores) for card in host.node.cards)
+        self.kinds: dict[_Taken, int] = {}
+
+
+def _sum(taken: Iterable[tuple[int, int, int]]) -> Usage:
+    slots = memory_mib = cores = 0
+    for used in taken:
+        slots += used[0]
+        memory_mib += used[1]
+        cores += used[2]
+    return Usage(slots, memory_mib, cores)
 
 
 class _Shape:
     """One way of asking, and what is known of each kind about it."""
 
-    def __init__(self, judge: Judge, request: PodRequest, selector: _Marks) -> None:
-        self.judge, self.request, self.selector = judge, request, selector
+    def __init__(self, request: PodRequest, selector: _Marks, quota: Quota | None) -> None:
+        self.request, self.selector, self.quota = request, selector, quota
         self.verdicts: dict[int, _Verdict] = {}
+        self.after: dict[int, int] = {}
+        nothing = Card("")
+        self.least_mib = max(asked.memory_of(nothing) for asked in request.all if asked.count)
+        self.least_cores = max(min(asked.cores, 100) for asked in request.all if asked.count)
 
 
 class _Catalogue:
@@ -130,8 +162,7 @@ class _Catalogue:
         self.rules = rules
         self.kinds: list[_Kind] = []
         self.largest_mib = 0
-        self._builds: dict[object, int] = {}
-        self._numbers: dict[tuple[int, tuple[Usage, ...]], int] = {}
+        self._builds: dict[object, _Build] = {}
         self._shapes: dict[object, _Shape] = {}
 
     def kind_of(self, host: Host, uuids: frozenset[str], labels: frozenset[str]) -> int:
@@ -140,38 +171,56 @@ class _Catalogue:
         cards = tuple(replace(card, uuid=card.uuid if card.uuid in uuids else "") for card in node.cards)
         cordoned = tuple(card.uuid in node.cordoned for card in node.cards)
         marks = tuple(sorted((key, value) for key, value in host.labels.items() if key in labels))
-        build: object = (cards, cordoned, marks, host.closed, node.name if node.pair_scores else "")
-        self.largest_mib = max([self.largest_mib, *(card.memory_mib for card in node.cards)])
-        usage = tuple(node.usage.get(card.uuid, _NOTHING) for card in node.cards)
-        return self._number(self._builds.setdefault(build, len(self._builds)), usage, host)
+        key = (cards, cordoned, marks, host.closed, node.name if node.pair_scores else "")
+        build = self._builds.get(key)
+        if build is None:
+            build = self._builds[key] = _Build(host)
+            self.largest_mib = max([self.largest_mib, *(card.memory_mib for card in node.cards)])
+        usages = (node.usage.get(card.uuid, _NOTHING) for card in node.cards)
+        return self._number(build, tuple((usage.slots, usage.memory_mib, usage.cores) for usage in usages))
 
-    def moved(self, kind: int, taken: Iterable[tuple[int, Usage]], sign: int = 1) -> int:
+    def moved(self, kind: int, change: Iterable[tuple[int, Usage]], sign: int = 1) -> int:
         """The kind that a node of this kind becomes when so much is taken of its cards, or (sign -1) given back."""
-        old = self.kinds[kind]
-        usage = list(old.usage)
-        for position, more in taken:
-            now = usage[position]
-            usage[position] = Usage(
-                now.slots + sign * more.slots, now.memory_mib + sign * more.memory_mib, now.cores + sign * more.cores
+        taken = list(self.kinds[kind].taken)
+        for position, more in change:
+            slots, memory_mib, cores = taken[position]
+            taken[position] = (
+                slots + sign * more.slots,
+                memory_mib + sign * more.memory_mib,
+                cores + sign * more.cores,
             )
-        return self._number(old.build, tuple(usage), old.host)
+        return self._number(self.kinds[kind].build, tuple(taken))
 
-    def _number(self, build: int, usage: tuple[Usage, ...], host: Host) -> int:
-        key = (build, usage)
-        number = self._numbers.get(key)
+    def _number(self, build: _Build, taken: _Taken) -> int:
+        number = build.kinds.get(taken)
         if number is None:
-            node = replace(host.node, usage={card.uuid: taken for card, taken in zip(host.node.cards, usage)})
-            number = self._numbers[key] = len(self.kinds)
-            self.kinds.append(_Kind(build, usage, replace(host, node=node), node_score(node)))
+            number = build.kinds[taken] = len(self.kinds)
+            self.kinds.append(_Kind(build, taken))
         return number
 
     def shape_of(self, request: PodRequest, selector: _Marks, quota: Quota | None) -> _Shape:
-        marks = tuple(sorted(request.annotations.items()))
-        key = (request.init, request.containers, marks, selector, quota)
+        key = (request.init, request.containers, tuple(sorted(request.annotations.items())), selector, quota)
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(Judge(request, self.rules, quota), request, selector)
+            shape = self._shapes[key] = _Shape(request, selector, quota)
         return shape
+
+    def takes(self, shape: _Shape, kind: int) -> bool:
+        """Whether nodes of a kind take pods of a shape."""
+        verdict = shape.verdicts.get(kind)
+        if verdict is None:
+            found = self.kinds[kind]
+            if found.most_mib < shape.least_mib or found.most_cores < shape.least_cores:
+                return False
+            verdict = self.verdict(shape, kind)
+        return verdict.__class__ is _Yes
+
+    def after(self, shape: _Shape, kind: int, verdict: _Yes) -> int:
+        """What nodes of a kind become when they took a pod of a shape."""
+        after = shape.after.get(kind)
+        if after is None:
+            after = shape.after[kind] = self.moved(kind, verdict.taken)
+        return after
 
     def verdict(self, shape: _Shape, kind: int) -> _Verdict:
         verdict = shape.verdicts.get(kind)
@@ -180,42 +229,18 @@ class _Catalogue:
         return verdict
 
     def _judged(self, shape: _Shape, kind: int) -> _Verdict:
-        host, request = self.kinds[kind].host, shape.request
+        host, request = self.kinds[kind].build.host, shape.request
         if host.closed:
             return host.closed
         if any(host.labels.get(key) != value for key, value in shape.selector):
             return SELECTOR_MISMATCH
-        found = shape.judge.verdict(host.node)
+        found = fit_node(request, self.kinds[kind].node, self.rules, shape.quota)
         if not isinstance(found, Fit):
             return found
         place = {card.uuid: position for position, card in enumerate(host.node.cards)}
-        entries = tuple(
-            tuple((place[share.uuid], share) for share in entry) for entry in aligned(found.written, request)
-        )
-        usage = usage_of(found.written, len(request.init))
-        taken = tuple((place[uuid], more) for uuid, more in usage.items())
-        return _Yes(entries, taken, self.moved(kind, taken))
-
-
-class _Queue:
-    """The kinds that may take pods of one shape, the best first. Those that do not are dropped when they come up."""
-
-    def __init__(self, shape: _Shape) -> None:
-        self.shape = shape
-        self.heap: list[tuple[float, int]] = []
-        self.held: set[int] = set()
-        self.seen = 0
-        self.refusal: tuple[int, Refusal] | None = None
-
-    def add(self, kind: int, score: float) -> None:
-        if kind not in self.held:
-            self.held.add(kind)
-            heapq.heappush(self.heap, (score if self.shape.judge.prefers_empty else -score, kind))
-
-    def take(self) -> tuple[float, int]:
-        score, kind = heapq.heappop(self.heap)
-        self.held.discard(kind)
-        return score, kind
+        entries = tuple(tuple((place[share.uuid], share) for share in entry) for entry in found.allocation)
+        usage = usage_of(found.written, len(request.init), version=self.rules.version)
+        return _Yes(entries, tuple((place[uuid], more) for uuid, more in usage.items()))
 
 
 class Fleet:
@@ -240,10 +265,9 @@ class Fleet:
         self._members: dict[int, list[str]] = {}
         for name, kind in self._kinds.items():
             self._members.setdefault(kind, []).append(name)
-        # The kinds in the order in which they came to have members, from which each queue catches up.
-        self._log = list(self._members)
-        self._queues: dict[_Shape, _Queue] = {}
-        self._moves = 0
+        # The kinds that have members, from the emptiest to the fullest.
+        self._order = sorted((catalogue.kinds[kind].score, kind) for kind in self._members)
+        self._refused: dict[_Shape, Refusal] = {}
 
     @property
     def hosts(self) -> list[Host]:
@@ -252,22 +276,22 @@ class Fleet:
 
     def host(self, name: str) -> Host:
         """A host with what is taken of it now."""
-        host, usage = self._hosts[name], self._catalogue.kinds[self._kinds[name]].usage
-        taken = {card.uuid: used for card, used in zip(host.node.cards, usage)}
-        return replace(host, node=replace(host.node, usage={**host.node.usage, **taken}))
+        host, taken = self._hosts[name], self._catalogue.kinds[self._kinds[name]].taken
+        usage = {card.uuid: Usage(*used) for card, used in zip(host.node.cards, taken)}
+        return replace(host, node=replace(host.node, usage={**host.node.usage, **usage}))
 
     def kinds(self) -> list[Host]:
         """One host of each kind there is, the first by name, with what is taken of it now."""
-        return [self.host(names[0]) for _kind, names in sorted(self._members.items()) if names]
+        return [self.host(names[0]) for _kind, names in sorted(self._members.items())]
 
     def copy(self) -> Fleet:
         """A fleet of the same state, which goes its own way from here on but shares what is known."""
         other = Fleet.__new__(Fleet)
         other.__dict__.update(self.__dict__)
         other._kinds = dict(self._kinds)
-        other._members = {kind: list(names) for kind, names in self._members.items() if names}
-        other._log = list(other._members)
-        other._queues = {}
+        other._members = {kind: list(names) for kind, names in self._members.items()}
+        other._order = list(self._order)
+        other._refused = dict(self._refused)
         return other
 
     def with_hosts(self, hosts: Iterable[Host]) -> Fleet:
@@ -291,17 +315,17 @@ class Fleet:
         """Place a pod that asks for cards, on nodes that have these labels. Raises PlacementError as place() does."""
         marks = tuple(sorted((selector or {}).items()))
         self._tell_apart(request, marks)
-        queue = self._queue(self._catalogue.shape_of(request, marks, self._binding_quota(request)))
-        best = self._best(queue)
+        shape = self._catalogue.shape_of(request, marks, self._binding_quota(request))
+        best = [] if shape in self._refused else self._best(shape)
         if not best:
-            return self._refusal(queue)
+            return self._refusal(shape)
         kind = min(best, key=lambda each: self._members[each][0])
-        verdict = self._catalogue.verdict(queue.shape, kind)
+        verdict = self._catalogue.verdict(shape, kind)
         if isinstance(verdict, str):
             raise AssertionError(verdict)
         name = self._members[kind][0]
         landing = Landing(self._hosts[name], verdict.entries, verdict.taken, *self._ties(best))
-        self._move(name, kind, verdict.after)
+        self._move(name, kind, self._catalogue.after(shape, kind, verdict))
         self._count(landing, 1)
         return landing
 
@@ -331,26 +355,18 @@ class Fleet:
         cores = sum(asked.count * max(asked.cores, 0) for asked in request.all)
         return None if self.quota.fits(memory_mib, cores) else self.quota
 
-    def _queue(self, shape: _Shape) -> _Queue:
-        """The shape's queue, with the kinds that came up since it was asked last."""
-        queue = self._queues.get(shape)
-        if queue is None:
-            queue = self._queues[shape] = _Queue(shape)
-        for kind in self._log[queue.seen :]:
-            queue.add(kind, self._catalogue.kinds[kind].score)
-        queue.seen = len(self._log)
-        return queue
-
-    def _best(self, queue: _Queue) -> list[int]:
-        """The kinds that take the pod and score best; they stay in the queue."""
+    def _best(self, shape: _Shape) -> list[int]:
+        """The kinds that take pods of a shape and score best."""
+        order = self._order if spreads_nodes(shape.request, self.rules) else reversed(self._order)
+        takes = self._catalogue.takes
         best: list[int] = []
         best_score = 0.0
-        while queue.heap and (not best or queue.heap[0][0] == best_score):
-            best_score, kind = queue.take()
-            if self._members.get(kind) and isinstance(self._catalogue.verdict(queue.shape, kind), _Yes):
+        for score, kind in order:
+            if best and score != best_score:
+                break
+            if takes(shape, kind):
                 best.append(kind)
-        for kind in best:
-            queue.add(kind, self._catalogue.kinds[kind].score)
+                best_score = score
         return best
 
     def _ties(self, best: Iterable[int]) -> tuple[tuple[str, ...], int]:
@@ -358,24 +374,28 @@ class Fleet:
         first = sorted(name for names in groups for name in names[:TIES_TOLD])[:TIES_TOLD]
         return tuple(first), sum(len(names) for names in groups)
 
-    def _refusal(self, queue: _Queue) -> Refusal:
-        if queue.refusal is None or queue.refusal[0] != self._moves:
-            failed: dict[str, str] = {}
-            for name, kind in self._kinds.items():
-                verdict = self._catalogue.verdict(queue.shape, kind)
-                failed[name] = verdict if isinstance(verdict, str) else ""
-            queue.refusal = (self._moves, Refusal(failed))
-        return queue.refusal[1]
+    def _refusal(self, shape: _Shape) -> Refusal:
+        refusal = self._refused.get(shape)
+        if refusal is None:
+            verdicts = {name: self._catalogue.verdict(shape, kind) for name, kind in self._kinds.items()}
+            failed = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, str)}
+            refusal = self._refused[shape] = Refusal(failed)
+        return refusal
 
     def _move(self, name: str, old: int, new: int) -> None:
-        names = self._members[old]
+        kinds, names = self._catalogue.kinds, self._members[old]
         del names[bisect_left(names, name)]
-        there = self._members.setdefault(new, [])
-        if not there:
-            self._log.append(new)
+        if not names:
+            del self._members[old]
+            del self._order[bisect_left(self._order, (kinds[old].score, old))]
+        there = self._members.get(new)
+        if there is None:
+            there = self._members[new] = []
+            insort(self._order, (kinds[new].score, new))
         insort(there, name)
         self._kinds[name] = new
-        self._moves += 1
+        # Pods that were refused may be taken now: not only where a pod has gone, some ask for links between cards.
+        self._refused.clear()
 
     def _count(self, landing: Landing, sign: int) -> None:
         if self.quota is None:

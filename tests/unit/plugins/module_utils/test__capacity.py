@@ -23,6 +23,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     Request,
     Rules,
     Usage,
+    Version,
     add_usage,
     place,
     usage_of,
@@ -80,9 +81,9 @@ def after(node, usage):
     return replace(node, usage=add_usage([node.usage, usage]))
 
 
-@given(nodes(), st.lists(PODS, max_size=12), QUOTAS, st.sampled_from(("binpack", "spread")), st.data())
-def test_a_fleet_decides_as_place_does(nodes_, pods, quota, node_policy, data):
-    rules = Rules(node_policy=node_policy)
+@given(nodes(), st.lists(PODS, max_size=12), QUOTAS, st.sampled_from(("binpack", "spread")), st.sampled_from(Version), st.data())
+def test_a_fleet_decides_as_place_does(nodes_, pods, quota, node_policy, version, data):
+    rules = Rules(version, node_policy)
     fleet = Fleet((Host(node) for node in nodes_), rules, quota)
     now = {node.name: node for node in nodes_}
     landed = []
@@ -98,7 +99,7 @@ def test_a_fleet_decides_as_place_does(nodes_, pods, quota, node_policy, data):
         assert (landing.node, landing.allocation) == (expected.node, expected.allocation)
         assert (landing.ties, landing.tie_count) == (expected.ties[:5], len(expected.ties))
         before = now[landing.node], quota
-        usage = usage_of(expected.written, len(pod.init))
+        usage = usage_of(expected.written, len(pod.init), version=rules.version)
         now[landing.node] = after(now[landing.node], usage)
         if quota:
             quota = replace(quota, used=add_usage([{"": quota.used}, *({"": taken} for taken in usage.values())])[""])
