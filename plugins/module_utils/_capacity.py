@@ -249,7 +249,7 @@ class Fleet:
     Every answer of place() is that of _placement.place() on the same nodes; of equal nodes the first by name.
     """
 
-    def __init__(self, hosts: Iterable[Host], rules: Rules = Rules(), quota: Quota | None = None) -> None:
+    def __init__(self, hosts: Iterable[Host], rules: Rules, quota: Quota | None = None) -> None:
         self.rules = rules
         self.quota = quota
         self._hosts = {host.name: host for host in hosts}
@@ -306,10 +306,6 @@ class Fleet:
         other = self.copy()
         other.quota = quota
         return other
-
-    def with_rules(self, rules: Rules) -> Fleet:
-        """A copy in the same state under other rules."""
-        return Fleet(self.hosts, rules, self.quota)
 
     def place(self, request: PodRequest, selector: Labels | None = None) -> Landing | Refusal:
         """Place a pod that asks for cards, on nodes that have these labels. Raises PlacementError as place() does."""

@@ -588,7 +588,13 @@ def _score_card(slate: _Slate, request: Request, weights: tuple[float, float, fl
 
 @functools.lru_cache(maxsize=1 << 16)  # a card changes less often than its node is looked at
 def _weighed(
-    used: int, slots: int, cores: int, all_cores: int, memory_mib: int, all_mib: int, weights: tuple[float, float, float]
+    used: int,
+    slots: int,
+    cores: int,
+    all_cores: int,
+    memory_mib: int,
+    all_mib: int,
+    weights: tuple[float, float, float],
 ) -> float:
     if not (slots and all_cores and all_mib):
         return 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import SELECTOR_MISMATCH, Fleet, Host, Landing
@@ -74,6 +74,7 @@ def nodes(draw):
     return made
 
 
+RULES = Rules()
 QUOTAS = st.one_of(st.none(), st.builds(Quota, st.sampled_from((None, 20000)), st.sampled_from((None, 120))))
 
 
@@ -81,7 +82,15 @@ def after(node, usage):
     return replace(node, usage=add_usage([node.usage, usage]))
 
 
-@given(nodes(), st.lists(PODS, max_size=12), QUOTAS, st.sampled_from(("binpack", "spread")), st.sampled_from(Version), st.data())
+@settings(deadline=None)
+@given(
+    nodes(),
+    st.lists(PODS, max_size=12),
+    QUOTAS,
+    st.sampled_from(("binpack", "spread")),
+    st.sampled_from(Version),
+    st.data(),
+)
 def test_a_fleet_decides_as_place_does(nodes_, pods, quota, node_policy, version, data):
     rules = Rules(version, node_policy)
     fleet = Fleet((Host(node) for node in nodes_), rules, quota)
@@ -122,7 +131,7 @@ def wanting(memory_mib=1000, cores=10, count=1, **annotations):
 
 
 def test_nodes_that_kube_scheduler_leaves_out_are_named_with_the_reason():
-    fleet = Fleet([l4("a", closed="unschedulable"), l4("b", labels={"zone": "x"}), l4("c"), Host(Node("d"))])
+    fleet = Fleet([l4("a", closed="unschedulable"), l4("b", labels={"zone": "x"}), l4("c"), Host(Node("d"))], RULES)
     assert fleet.place(wanting(), {"zone": "x"}).node == "b"
     refused = fleet.place(wanting(30000), {"zone": "x"})
     assert refused.failed == {
@@ -135,13 +144,13 @@ def test_nodes_that_kube_scheduler_leaves_out_are_named_with_the_reason():
 
 
 def test_of_equal_nodes_the_first_by_name_is_taken_and_the_others_are_told():
-    fleet = Fleet([l4(f"n{number}") for number in range(8)])
+    fleet = Fleet([l4(f"n{number}") for number in range(8)], RULES)
     landing = fleet.place(wanting())
     assert (landing.node, landing.ties, landing.tie_count) == ("n0", ("n0", "n1", "n2", "n3", "n4"), 8)
 
 
 def test_a_copy_goes_its_own_way():
-    fleet = Fleet([l4("a")], quota=Quota(memory_mib=24000))
+    fleet = Fleet([l4("a")], RULES, Quota(memory_mib=24000))
     other = fleet.copy()
     assert other.place(wanting(20000)).node == "a"
     assert isinstance(other.place(wanting(20000)), Refusal)
@@ -150,7 +159,7 @@ def test_a_copy_goes_its_own_way():
 
 
 def test_a_host_can_be_added_and_changed():
-    fleet = Fleet([l4("a")])
+    fleet = Fleet([l4("a")], RULES)
     fleet.place(wanting(20000))
     assert isinstance(fleet.place(wanting(20000)), Refusal)
     assert fleet.with_hosts([l4("b")]).place(wanting(20000)).node == "b"
@@ -162,11 +171,11 @@ def test_a_host_can_be_added_and_changed():
 
 
 def test_a_raised_quota_lets_pods_in():
-    fleet = Fleet([l4("a")], quota=Quota(memory_mib=5000))
+    fleet = Fleet([l4("a")], RULES, Quota(memory_mib=5000))
     assert fleet.place(wanting(6000)).failed == {"a": "1/1 ResourceQuotaNotFit"}
     assert fleet.with_quota(Quota(memory_mib=6000)).place(wanting(6000)).node == "a"
 
 
 def test_weights_that_cannot_be_read_are_told():
     with pytest.raises(PlacementError, match="at least one weight"):
-        Fleet([l4("a")]).place(wanting(**{"hami.io/device-scoring-weights": "slot=0,core=0,memory=0"}))
+        Fleet([l4("a")], RULES).place(wanting(**{"hami.io/device-scoring-weights": "slot=0,core=0,memory=0"}))
