@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Union
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
@@ -31,7 +32,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     Refusal,
     Rules,
     Usage,
-    fit_node,
+    judge_for,
     node_score,
     spreads_nodes,
     usage_of,
@@ -93,14 +94,15 @@ class Landing:
 
 
 @dataclass(frozen=True)
-class _Yes:
-    """That nodes of a kind take a pod: the shares of each container, and what they add up to."""
+class _Step:
+    """What a pod gets on a node of a kind: the shares of each container, their sum, and the kind afterwards."""
 
     entries: tuple[tuple[tuple[int, Share], ...], ...]
     taken: tuple[tuple[int, Usage], ...]
+    after: int
 
 
-_Verdict = Union[_Yes, str]
+_Verdict = Union[Fit, str]
 # What is taken of each card of a node: slots, MiB, cores. Plain numbers, since they are looked up all the time.
 _Taken = tuple[tuple[int, int, int], ...]
 
@@ -118,11 +120,9 @@ class _Kind:
 
     @property
     def node(self) -> Node:
-        return replace(self.build.host.node, usage=self.usage)
-
-    @property
-    def usage(self) -> dict[str, Usage]:
-        return {card.uuid: Usage(*used) for card, used in zip(self.build.host.node.cards, self.taken)}
+        node = self.build.host.node
+        usage = {card.uuid: _usage(used) for card, used in zip(node.cards, self.taken)}
+        return Node(node.name, node.cards, usage, node.cordoned, node.pair_scores)
 
 
 class _Build:
@@ -132,6 +132,11 @@ class _Build:
         self.host = host
         self.whole = _sum((card.slots, card.memory_mib, card.cores) for card in host.node.cards)
         self.kinds: dict[_Taken, int] = {}
+
+
+@lru_cache(maxsize=1 << 16)
+def _usage(used: tuple[int, int, int]) -> Usage:
+    return Usage(*used)
 
 
 def _sum(taken: Iterable[tuple[int, int, int]]) -> Usage:
@@ -146,10 +151,12 @@ def _sum(taken: Iterable[tuple[int, int, int]]) -> Usage:
 class _Shape:
     """One way of asking, and what is known of each kind about it."""
 
-    def __init__(self, request: PodRequest, selector: _Marks, quota: Quota | None) -> None:
-        self.request, self.selector, self.quota = request, selector, quota
+    def __init__(self, request: PodRequest, selector: _Marks, rules: Rules, quota: Quota | None) -> None:
+        self.request, self.selector = request, selector
+        self.judge = judge_for(request, rules, quota)
+        self.prefers_empty = spreads_nodes(request, rules)
         self.verdicts: dict[int, _Verdict] = {}
-        self.after: dict[int, int] = {}
+        self.steps: dict[int, _Step] = {}
         nothing = Card("")
         self.least_mib = max(asked.memory_of(nothing) for asked in request.all if asked.count)
         self.least_cores = max(min(asked.cores, 100) for asked in request.all if asked.count)
@@ -202,7 +209,7 @@ class _Catalogue:
         key = (request.init, request.containers, tuple(sorted(request.annotations.items())), selector, quota)
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(request, selector, quota)
+            shape = self._shapes[key] = _Shape(request, selector, self.rules, quota)
         return shape
 
     def takes(self, shape: _Shape, kind: int) -> bool:
@@ -213,14 +220,24 @@ class _Catalogue:
             if found.most_mib < shape.least_mib or found.most_cores < shape.least_cores:
                 return False
             verdict = self.verdict(shape, kind)
-        return verdict.__class__ is _Yes
+        return verdict.__class__ is Fit
 
-    def after(self, shape: _Shape, kind: int, verdict: _Yes) -> int:
-        """What nodes of a kind become when they took a pod of a shape."""
-        after = shape.after.get(kind)
-        if after is None:
-            after = shape.after[kind] = self.moved(kind, verdict.taken)
-        return after
+    def step(self, shape: _Shape, kind: int) -> _Step:
+        """What a pod of a shape gets on a node of a kind that takes it."""
+        step = shape.steps.get(kind)
+        if step is None:
+            step = shape.steps[kind] = self._stepped(shape, kind)
+        return step
+
+    def _stepped(self, shape: _Shape, kind: int) -> _Step:
+        fit = self.verdict(shape, kind)
+        if isinstance(fit, str):
+            raise AssertionError(fit)
+        place = {card.uuid: position for position, card in enumerate(self.kinds[kind].build.host.node.cards)}
+        usage = usage_of(fit.written, len(shape.request.init), version=self.rules.version)
+        taken = tuple((place[uuid], more) for uuid, more in usage.items())
+        entries = tuple(tuple((place[share.uuid], share) for share in entry) for entry in fit.allocation)
+        return _Step(entries, taken, self.moved(kind, taken))
 
     def verdict(self, shape: _Shape, kind: int) -> _Verdict:
         verdict = shape.verdicts.get(kind)
@@ -229,18 +246,12 @@ class _Catalogue:
         return verdict
 
     def _judged(self, shape: _Shape, kind: int) -> _Verdict:
-        host, request = self.kinds[kind].build.host, shape.request
+        host = self.kinds[kind].build.host
         if host.closed:
             return host.closed
         if any(host.labels.get(key) != value for key, value in shape.selector):
             return SELECTOR_MISMATCH
-        found = fit_node(request, self.kinds[kind].node, self.rules, shape.quota)
-        if not isinstance(found, Fit):
-            return found
-        place = {card.uuid: position for position, card in enumerate(host.node.cards)}
-        entries = tuple(tuple((place[share.uuid], share) for share in entry) for entry in found.allocation)
-        usage = usage_of(found.written, len(request.init), version=self.rules.version)
-        return _Yes(entries, tuple((place[uuid], more) for uuid, more in usage.items()))
+        return shape.judge(self.kinds[kind].node)
 
 
 class Fleet:
@@ -277,7 +288,7 @@ class Fleet:
     def host(self, name: str) -> Host:
         """A host with what is taken of it now."""
         host, taken = self._hosts[name], self._catalogue.kinds[self._kinds[name]].taken
-        usage = {card.uuid: Usage(*used) for card, used in zip(host.node.cards, taken)}
+        usage = {card.uuid: _usage(used) for card, used in zip(host.node.cards, taken)}
         return replace(host, node=replace(host.node, usage={**host.node.usage, **usage}))
 
     def kinds(self) -> list[Host]:
@@ -316,12 +327,9 @@ class Fleet:
         if not best:
             return self._refusal(shape)
         kind = min(best, key=lambda each: self._members[each][0])
-        verdict = self._catalogue.verdict(shape, kind)
-        if isinstance(verdict, str):
-            raise AssertionError(verdict)
-        name = self._members[kind][0]
-        landing = Landing(self._hosts[name], verdict.entries, verdict.taken, *self._ties(best))
-        self._move(name, kind, self._catalogue.after(shape, kind, verdict))
+        step, name = self._catalogue.step(shape, kind), self._members[kind][0]
+        landing = Landing(self._hosts[name], step.entries, step.taken, *self._ties(best))
+        self._move(name, kind, step.after)
         self._count(landing, 1)
         return landing
 
@@ -353,7 +361,7 @@ class Fleet:
 
     def _best(self, shape: _Shape) -> list[int]:
         """The kinds that take pods of a shape and score best."""
-        order = self._order if spreads_nodes(shape.request, self.rules) else reversed(self._order)
+        order = self._order if shape.prefers_empty else reversed(self._order)
         takes = self._catalogue.takes
         best: list[int] = []
         best_score = 0.0

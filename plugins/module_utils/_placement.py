@@ -18,7 +18,7 @@ import functools
 import itertools
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from enum import Enum
@@ -564,6 +564,7 @@ def _single(number: float) -> float:
     return rounded
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _ratio(part: int, whole: int) -> float:
     # Numbers of up to 24 bits are what they are in 32-bit floats.
     if part >= 1 << 24 or whole >= 1 << 24:
@@ -839,6 +840,12 @@ def fit_node(request: PodRequest, node: Node, rules: Rules = Rules(), quota: Quo
     Raises PlacementError where the pod's scoring weights cannot be read.
     """
     return _judge(node, _Job.of(request, rules, quota))
+
+
+def judge_for(request: PodRequest, rules: Rules = Rules(), quota: Quota | None = None) -> Callable[[Node], Fit | str]:
+    """fit_node() for many nodes and one pod, which is read once."""
+    job = _Job.of(request, rules, quota)
+    return lambda node: _judge(node, job)
 
 
 def _judge(node: Node, job: _Job) -> Fit | str:
