@@ -14,10 +14,11 @@ No input or output, no clock. Memory in MiB, compute in percent of one card.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from enum import Enum
@@ -566,6 +567,7 @@ def _single(number: float) -> float:
     return rounded
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _ratio(part: int, whole: int) -> float:
     # Numbers of up to 24 bits are what they are in 32-bit floats.
     if part >= 1 << 24 or whole >= 1 << 24:
@@ -579,31 +581,59 @@ def _score_card(slate: _Slate, request: Request, weights: tuple[float, float, fl
     The request counts only where a card's type is exactly NVIDIA, which no plugin registers.
     """
     card = slate.card
-    if not (card.slots and card.cores and card.memory_mib):
-        return 0.0
     used, memory_mib, cores = slate.used, slate.memory_mib, slate.cores
     if card.type == DEVICE_NVIDIA:
         percent = request.memory_percent
         used += 1
         cores += request.cores
         memory_mib += card.memory_mib * percent // 100 if percent else request.memory_mib
+    return _weighed(used, card.slots, cores, card.cores, memory_mib, card.memory_mib, weights)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a card changes less often than its node is looked at
+def _weighed(
+    used: int,
+    slots: int,
+    cores: int,
+    all_cores: int,
+    memory_mib: int,
+    all_mib: int,
+    weights: tuple[float, float, float],
+) -> float:
+    if not (slots and all_cores and all_mib):
+        return 0.0
     slot, core, memory = weights
-    total = _single(slot * _ratio(used, card.slots))
-    total = _single(total + _single(core * _ratio(cores, card.cores)))
-    total = _single(total + _single(memory * _ratio(memory_mib, card.memory_mib)))
+    total = _single(slot * _ratio(used, slots))
+    total = _single(total + _single(core * _ratio(cores, all_cores)))
+    total = _single(total + _single(memory * _ratio(memory_mib, all_mib)))
     return _single(10.0 * total)
 
 
 def _score_node(slates: Sequence[_Slate]) -> float:
-    """How full a node's cards are. ComputeDefaultScore, HAMi 2.10 pkg/scheduler/policy/node_policy.go."""
-    slots = sum(slate.card.slots for slate in slates)
-    cores = sum(slate.card.cores for slate in slates)
-    memory_mib = sum(slate.card.memory_mib for slate in slates)
-    if not (slots and cores and memory_mib):
+    whole = [0, 0, 0]
+    used = [0, 0, 0]
+    for slate in slates:
+        card = slate.card
+        whole[0] += card.slots
+        whole[1] += card.memory_mib
+        whole[2] += card.cores
+        used[0] += slate.used
+        used[1] += slate.memory_mib
+        used[2] += slate.cores
+    return node_score(Usage(*used), Usage(*whole))
+
+
+def node_score(used: Usage, whole: Usage) -> float:
+    """How full a node is, from what is taken of all its cards and what they have, whatever the pod.
+
+    Of the nodes that fit, binpack takes the highest, spread the lowest.
+    ComputeDefaultScore, HAMi 2.10 pkg/scheduler/policy/node_policy.go.
+    """
+    if not (whole.slots and whole.cores and whole.memory_mib):
         return 0.0
-    total = _ratio(sum(slate.used for slate in slates), slots)
-    total = _single(total + _ratio(sum(slate.cores for slate in slates), cores))
-    total = _single(total + _ratio(sum(slate.memory_mib for slate in slates), memory_mib))
+    total = _ratio(used.slots, whole.slots)
+    total = _single(total + _ratio(used.cores, whole.cores))
+    total = _single(total + _ratio(used.memory_mib, whole.memory_mib))
     return _single(10.0 * total)
 
 
@@ -813,6 +843,12 @@ def fit_node(request: PodRequest, node: Node, rules: Rules = Rules(), quota: Quo
     Raises PlacementError where the pod's scoring weights cannot be read.
     """
     return _judge(node, _Job.of(request, rules, quota))
+
+
+def judge_for(request: PodRequest, rules: Rules = Rules(), quota: Quota | None = None) -> Callable[[Node], Fit | str]:
+    """fit_node() for many nodes and one pod, which is read once."""
+    job = _Job.of(request, rules, quota)
+    return lambda node: _judge(node, job)
 
 
 def _judge(node: Node, job: _Job) -> Fit | str:
