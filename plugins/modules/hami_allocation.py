@@ -77,25 +77,25 @@ seealso:
 EXAMPLES = r"""
 - name: The pod has its cards
   tenantry.gpu.hami_allocation:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     namespace: team
     pod: train
 
 - name: All pods that were just created come to run, one after the other
   tenantry.gpu.hami_allocation:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     nodes: [kwok-0]
     wait: true
     wait_timeout_s: 60
 
 - name: What has hung for ten minutes is finished
   tenantry.gpu.hami_allocation:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     older_than_s: 600
 """
 
 RETURN = r"""
-finished:
+pods:
   description: The pods whose allocation was finished, or would be in check mode.
   returned: always, once the cluster answered
   type: list
@@ -106,7 +106,7 @@ finished:
       node: kwok-0
       age_s: 12
       shares: [{container: 0, uuid: GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e, memory_mib: 3000, cores: 30}]
-released:
+locks:
   description: The locks that were released, or would be in check mode.
   returned: always, once the cluster answered
   type: list
@@ -117,7 +117,7 @@ released:
       pod: train
       age_s: 12
       reason: its allocation is finished
-skipped:
+left_alone:
   description: What was left as it is, and why.
   returned: always, once the cluster answered
   type: list
@@ -214,9 +214,10 @@ class Done:
     def result(self, diff: bool) -> Object:
         told: Object = {
             "changed": bool(self.finished or self.released),
-            "finished": self.finished,
-            "released": self.released,
-            "skipped": [f"{what}: {why}" for what, why in sorted(self.skipped.items())],
+            # Ansible itself knows "finished" and "skipped", and means something else.
+            "pods": self.finished,
+            "locks": self.released,
+            "left_alone": [f"{what}: {why}" for what, why in sorted(self.skipped.items())],
         }
         if diff:
             told["diff"] = {"before": "".join(self.before), "after": "".join(self.after)}

@@ -154,7 +154,7 @@ seealso:
 EXAMPLES = r"""
 - name: Every node of kwok has eight H100
   tenantry.gpu.hami_node_devices:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     label_selector: type=kwok
     cards:
       - {profile: h100, count: 8}
@@ -163,7 +163,7 @@ EXAMPLES = r"""
 
 - name: Two nodes with cards of their own
   tenantry.gpu.hami_node_devices:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     nodes:
       - name: kwok-0
         cards:
@@ -175,20 +175,20 @@ EXAMPLES = r"""
 
 - name: No new pods on the first card of kwok-0
   tenantry.gpu.hami_node_devices:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     state: cordoned
     names: [kwok-0]
     cordoned: ["0"]
 
 - name: All its cards take pods again
   tenantry.gpu.hami_node_devices:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     names: [kwok-0]
     cordoned: []
 
 - name: It has no cards any more
   tenantry.gpu.hami_node_devices:
-    kubeconfig: "{{ kubeconfig }}"
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     state: absent
     names: [kwok-0]
     allocatable: true

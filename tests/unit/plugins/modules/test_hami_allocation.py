@@ -91,7 +91,7 @@ def test_an_allocation_is_finished_as_the_plugin_does_it(cluster: Any) -> None:
     assert (marks[TO_ALLOCATE], marks[PHASE]) == (";", "success")
     assert marks["hami.io/vgpu-devices-allocated"] == SHARES
     assert cluster.annotations(node) == {"other": "stays"}
-    (finished,), (released,) = result["finished"], result["released"]
+    (finished,), (released,) = result["pods"], result["locks"]
     assert finished.pop("age_s") in (100, 101)
     assert finished == {
         "namespace": "team",
@@ -128,7 +128,7 @@ def test_check_mode_tells_the_same_and_does_nothing(cluster: Any) -> None:
     told = run(cluster, dry=True, wait_s=60)
     assert cluster.verbs("patch") == []
     assert run(cluster) == told
-    assert told["changed"] and len(told["released"]) == 2
+    assert told["changed"] and len(told["locks"]) == 2
 
 
 def test_what_needs_nothing_is_left(cluster: Any) -> None:
@@ -137,7 +137,7 @@ def test_what_needs_nothing_is_left(cluster: Any) -> None:
         add_pod(cluster, phase, phase=phase)
     add_pod(cluster, "unbound", spec={"schedulerName": "hami-scheduler"})
     add_pod(cluster, "ended", status={"phase": "Failed"})
-    assert run(cluster)["finished"] == []
+    assert run(cluster)["pods"] == []
     assert cluster.verbs("patch") == []
 
 
@@ -150,7 +150,7 @@ def test_scopes(cluster: Any) -> None:
         add_pod(cluster, pod, name, age_s=age_s)
 
     def pods(**scope: Any) -> list[str]:
-        return sorted(each["pod"] for each in run(cluster, dry=True, **scope)["finished"])
+        return sorted(each["pod"] for each in run(cluster, dry=True, **scope)["pods"])
 
     assert pods() == ["a", "b", "c"]
     assert pods(older_than_s=600) == ["a", "c"]
@@ -204,7 +204,7 @@ def test_a_lock_is_freed_when_nobody_needs_it(cluster: Any, holder: Object | Non
     if holder is not None:
         add_pod(cluster, "a", **{"phase": "success", **holder})
     result = run(cluster, nodes=frozenset(["n1"]))
-    assert [each["reason"] for each in result["released"]] == ([reason] if reason else [])
+    assert [each["reason"] for each in result["locks"]] == ([reason] if reason else [])
     assert is_locked(cluster) == (not reason)
 
 
@@ -219,15 +219,15 @@ def test_a_lock_without_a_holder_goes_with_the_pod_that_is_finished(cluster: Any
     add_node(cluster, text="2026-06-14T15:05:03Z")
     assert not run(cluster)["changed"]
     add_pod(cluster, "a")
-    assert len(run(cluster)["released"]) == 1
+    assert len(run(cluster)["locks"]) == 1
 
 
 def test_a_lock_that_cannot_be_read_is_named(cluster: Any) -> None:
     add_node(cluster, text="nonsense")
     add_pod(cluster, "a")
     result = run(cluster)
-    assert len(result["finished"]) == 1
-    assert result["skipped"] == [
+    assert len(result["pods"]) == 1
+    assert result["left_alone"] == [
         "n1: lock 'nonsense' does not begin with a time such as 2026-06-14T15:05:03Z; "
         "delete the annotation hami.io/mutex.lock of the node"
     ]
@@ -242,7 +242,7 @@ def test_a_lock_that_changed_hands_stays(cluster: Any) -> None:
     other = lock("b", 0)
     cluster.before_patch = lambda path: cluster.annotate(node, mutex_lock=other) if path == node else None
     result = run(cluster)
-    assert (len(result["finished"]), result["released"]) == (1, [])
+    assert (len(result["pods"]), result["locks"]) == (1, [])
     assert cluster.annotations(node)[LOCK] == other
 
 
@@ -276,7 +276,7 @@ def test_a_pod_of_the_same_name_is_another_pod(cluster: Any) -> None:
         cluster.put(pod, new)
 
     cluster.before_patch = meanwhile
-    assert run(cluster)["finished"] == []
+    assert run(cluster)["pods"] == []
     assert cluster.annotations(pod)[PHASE] == "allocating"
 
 
@@ -284,8 +284,8 @@ def test_a_pod_that_vanishes_is_no_error_and_its_lock_is_freed_next(cluster: Any
     add_node(cluster, holder="a")
     pod = add_pod(cluster, "a")
     cluster.before_patch = lambda path: cluster.objects.pop(pod, None)
-    assert run(cluster)["finished"] == []
-    assert [each["reason"] for each in run(cluster)["released"]] == ["its holder is gone"]
+    assert run(cluster)["pods"] == []
+    assert [each["reason"] for each in run(cluster)["locks"]] == ["its holder is gone"]
 
 
 def test_a_refusal_of_the_api_is_told(cluster: Any) -> None:
@@ -324,13 +324,13 @@ def test_a_node_with_a_plugin_is_left_alone(cluster: Any, daemon_set: Any, plugi
         add_pod(cluster, pod, name)
     why = f"n1: kube-system/{plugin[0]} completes the allocations of this node itself"
     result = run(cluster)
-    assert [each["pod"] for each in result["finished"]] == ["b"]
-    assert result["skipped"] == [why]
+    assert [each["pod"] for each in result["pods"]] == ["b"]
+    assert result["left_alone"] == [why]
     for scope in ({"nodes": frozenset(["n1"])}, {"pod": "a", "namespace": "team"}):
         with pytest.raises(module.AllocationError, match=f"{why}; use force: true if it hangs."):
             run(cluster, **scope)
     assert is_locked(cluster)
-    assert [each["pod"] for each in run(cluster, force=True)["finished"]] == ["a"]
+    assert [each["pod"] for each in run(cluster, force=True)["pods"]] == ["a"]
     assert not is_locked(cluster)
 
 
@@ -389,8 +389,8 @@ def test_three_pods_come_one_after_the_other(cluster: Any, scheduler: list[str])
         unbound(cluster, name, node="n1")
         scheduler.append(name)
     result = run(cluster, nodes=frozenset(["n1"]), wait_s=60)
-    assert [each["pod"] for each in result["finished"]] == ["a", "b", "c"]
-    assert [each["pod"] for each in result["released"]] == ["a", "b", "c"]
+    assert [each["pod"] for each in result["pods"]] == ["a", "b", "c"]
+    assert [each["pod"] for each in result["locks"]] == ["a", "b", "c"]
 
 
 def test_only_pods_that_may_come_are_waited_for(cluster: Any) -> None:
