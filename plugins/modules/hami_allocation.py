@@ -61,6 +61,11 @@ options:
     description: How long to wait, in seconds.
     type: int
     default: 120
+  quiet_s:
+    description:
+      - With O(wait), for how many seconds in a row no pod must have waited. For pods that are created meanwhile.
+    type: int
+    default: 0
   scheduler_name:
     description: The name by which HAMi's scheduler is asked for, needed with O(wait).
     type: str
@@ -132,7 +137,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError, connect, new_module
+from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
+    PASSING,
+    Cluster,
+    ClusterError,
+    connect,
+    new_module,
+)
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     NODE_LOCK,
     PHASE_ALLOCATING,
@@ -167,6 +178,7 @@ OPTIONS: Object = {
     "older_than_s": {"type": "int"},
     "wait": {"type": "bool", "default": False},
     "wait_timeout_s": {"type": "int", "default": 120},
+    "quiet_s": {"type": "int", "default": 0},
     "scheduler_name": {"type": "str", "default": "hami-scheduler"},
     "force": {"type": "bool", "default": False},
 }
@@ -320,20 +332,36 @@ class Finisher:
         self._plugins: Plugins | None = None
         self.done = Done()
 
-    def run(self, wait_s: float | None = None) -> None:
-        """Finish what is left, once, or until nothing comes any more. Raises AllocationError, ClusterError."""
-        deadline = time.monotonic() + (wait_s or 0)
-        while True:
-            # Before the pass: a pod that is bound meanwhile must not be missed by both.
-            coming = [] if wait_s is None or self._dry else self._coming()
-            coming += self._pass()
+    def run(self, wait_s: float | None = None, quiet_s: float = 0) -> None:
+        """Finish what is left, once, or until nothing has come for a while. Raises AllocationError, ClusterError."""
+        if wait_s is None or self._dry:
+            self._pass()
             self._raise_problems()
-            if wait_s is None or self._dry or not coming:
+            return
+        began = busy_at = time.monotonic()
+        while True:
+            so_far = len(self.done.finished)
+            waiting = self._waiting()
+            self._raise_problems()
+            now = time.monotonic()
+            if waiting or len(self.done.finished) > so_far:
+                busy_at = now
+            if not waiting and (now - busy_at >= quiet_s or now - began > wait_s):
                 return
-            if time.monotonic() > deadline:
-                told = [*coming[:PROBLEMS_TOLD], *(f"{what}: {why}" for what, why in self.done.skipped.items())]
-                raise AllocationError(f"{len(coming)} pods still wait after {wait_s:g} s: {'; '.join(told)}.")
+            if now - began > wait_s:
+                told = [*waiting[:PROBLEMS_TOLD], *(f"{what}: {why}" for what, why in self.done.skipped.items())]
+                raise AllocationError(f"There is still waiting after {wait_s:g} s: {'; '.join(told)}.")
             time.sleep(POLL_S)
+
+    def _waiting(self) -> list[str]:
+        """Finish what is left; gives what still waits, which may be the API itself."""
+        try:
+            # In this order: a pod that is bound meanwhile must not be missed by both.
+            return [*self._coming(), *self._pass()]
+        except ClusterError as error:
+            if error.status not in PASSING:
+                raise
+            return [str(error)]
 
     def _pass(self) -> list[str]:
         """Finish what is old enough, free what may be freed; gives the pods that are still too young."""
@@ -532,7 +560,7 @@ def main() -> None:
     except ClusterError as error:
         module.fail_json(msg=str(error))
     try:
-        finisher.run(params["wait_timeout_s"] if params["wait"] else None)
+        finisher.run(params["wait_timeout_s"] if params["wait"] else None, params["quiet_s"])
     except (AllocationError, ClusterError) as error:
         module.fail_json(msg=str(error), **finisher.done.result(module._diff))
     module.exit_json(**finisher.done.result(module._diff))

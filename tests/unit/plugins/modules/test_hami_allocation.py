@@ -411,5 +411,33 @@ def test_waiting_ends(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         run(cluster, older_than_s=60, wait_s=0.05)
     said = str(caught.value)
     assert said.startswith(
-        "2 pods still wait after 0.05 s: team/a (not bound); team/b (not old enough); n1: lock 'nonsense'"
+        "There is still waiting after 0.05 s: team/a (not bound); team/b (not old enough); n1: lock 'nonsense'"
     )
+
+
+def test_waiting_outlasts_an_api_that_is_away(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.001)
+    add_node(cluster, holder="a")
+    add_pod(cluster, "a")
+    refusals = iter([503, 0, 429])
+    asked = cluster.list
+
+    def refuse(path: str, **query: Any) -> Any:
+        status = next(refusals, None)
+        if status is not None:
+            raise ClusterError("no answer", status)
+        return asked(path, **query)
+
+    monkeypatch.setattr(cluster, "list", refuse)
+    assert len(run(cluster, wait_s=10)["pods"]) == 1
+    monkeypatch.setattr(cluster, "list", lambda path, **query: (_ for _ in ()).throw(ClusterError("forbidden", 403)))
+    with pytest.raises(ClusterError, match="forbidden"):
+        run(cluster, wait_s=10)
+
+
+def test_pods_may_be_created_meanwhile(cluster: Any, scheduler: list[str]) -> None:
+    add_node(cluster)
+    scheduler.append("late")
+    finisher = module.Finisher(cluster, module.Scope(None, None, frozenset(), 0), False, False)
+    finisher.run(wait_s=10, quiet_s=0.05)
+    assert [each["pod"] for each in finisher.done.finished] == ["late"]
