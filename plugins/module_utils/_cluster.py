@@ -13,11 +13,12 @@ from __future__ import annotations
 import copy
 import json
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubernetes.core.plugins.module_utils.args_common import AUTH_ARG_SPEC
@@ -44,6 +45,13 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 WATCH_RETRY_S = 0.5
 MERGE_PATCH = "application/merge-patch+json"
+ANYTHING = "*/*"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+# Changed meanwhile, too many requests, a server that is not well, not reached: the next try may succeed.
+PASSING = frozenset((0, 409, 429, 500, 502, 503, 504))
+EDIT_PATIENCE_S = 30
+EDIT_PAUSE_S = 0.1
+EDIT_PAUSE_MAX_S = 2.0
 
 
 class ClusterError(Exception):
@@ -83,11 +91,13 @@ class Cluster:
     def text(self, path: str, **query: str) -> str:
         return str(self._send("get", path, query).data.decode(errors="replace"))
 
-    def list(self, path: str, **query: str) -> Iterator[Object]:
-        """Every item of a list, read page by page."""
+    def list(self, path: str, metadata_only: bool = False, **query: str) -> Iterator[Object]:
+        """Every item of a list, read page by page; with ``metadata_only`` without spec and status."""
         more: dict[str, str] = {}
+        accept = METADATA_ONLY if metadata_only else ANYTHING
         while True:
-            answer = self.get(path, limit=str(PAGE), **query, **more)
+            page = {"limit": str(PAGE), **query, **more}
+            answer = json.loads(self._send("get", path, page, accept=accept).data)
             yield from answer["items"]
             token = answer["metadata"].get("continue")
             if not token:
@@ -102,6 +112,35 @@ class Cluster:
         """Merge-patch: a null deletes, a resourceVersion in the body makes it conditional."""
         answer: Object = json.loads(self._send("patch", path, {}, body).data)
         return answer
+
+    def edit(
+        self, path: str, change: Callable[[Object], Object | None], thing: Object | None = None, subresource: str = ""
+    ) -> bool:
+        """Merge-patch an object as ``change`` says of its newest state, never over somebody else's change.
+
+        ``thing`` is a state that was read before; it is read again when it has changed meanwhile, and what
+        passes (a busy or absent API) is tried again for EDIT_PATIENCE_S seconds. ``change`` gives None when
+        nothing is to be done; then, and only then, the answer is False. Raises ClusterError.
+        """
+        deadline, pause = time.monotonic() + EDIT_PATIENCE_S, EDIT_PAUSE_S
+        while True:
+            try:
+                thing = thing or self.get(path)
+                body = change(thing)
+                if body is None:
+                    return False
+                version = thing["metadata"]["resourceVersion"]
+                self.patch(
+                    path + subresource, {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": version}}
+                )
+                return True
+            except ClusterError as error:
+                if error.status not in PASSING or time.monotonic() + pause > deadline:
+                    raise
+            thing = None
+            # Several that met here shall not meet again.
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(2 * pause, EDIT_PAUSE_MAX_S)
 
     def delete(self, path: str, **query: str) -> None:
         """Delete an object; one that is gone already is well too."""
@@ -138,6 +177,7 @@ class Cluster:
         body: Object | None = None,
         *,
         read_timeout_s: float | None = READ_TIMEOUT_S,
+        accept: str = ANYTHING,
     ) -> Any:
         what = f"{method.upper()} {path}"
         try:
@@ -146,7 +186,7 @@ class Cluster:
                 path,
                 body=body,
                 query_params=list(query.items()),
-                header_params={"Accept": "*/*" if method == "get" else "application/json"},
+                header_params={"Accept": accept if method == "get" else "application/json"},
                 content_type=MERGE_PATCH if method == "patch" else None,
                 serialize=False,
                 _request_timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
