@@ -142,7 +142,7 @@ class Cases:
 
     def _node(self, name: str) -> Json:
         pick = self._random
-        number = pick.choice((0, 1, 1, 2, 2, 2, 3, 4, 4, 8, 12))
+        number = pick.choice((0, 1, 1, 2, 2, 2, 3, 4, 4, 8, 8, 16))
         kind, memory_mib = BARE_TYPE if self._maybe(0.1) else pick.choice(CARD_TYPES)
         cards = []
         for index in range(number):

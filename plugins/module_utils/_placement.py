@@ -23,6 +23,7 @@ from decimal import ROUND_CEILING, Decimal
 from enum import Enum
 from typing import Any
 
+from ansible_collections.tenantry.gpu.plugins.module_utils._gosort import go_sort
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     DEVICE_NVIDIA,
     MODE_MIG,
@@ -611,7 +612,6 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     """Order cards so that the best is last. Less, HAMi 2.10 pkg/scheduler/policy/gpu_policy.go.
 
     2.9 knows binpack and (for any other word) spread, and groups by NUMA node always.
-    Stable, as HAMi's is for up to 12 cards a node.
     """
     policy, numa_first = job.gpu_policy, job.numa_bind
     if job.version is Version.V2_9:
@@ -619,15 +619,15 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     if "," in policy or policy == "numa":
         _sort_by_chain(slates, job)
     elif policy == "mutex":
-        slates.sort(key=lambda s: (-s.used, s.card.numa))
+        go_sort(slates, lambda s: (-s.used, s.card.numa))
     elif policy == "binpack" and numa_first:
-        slates.sort(key=lambda s: (-s.card.numa, s.score))
+        go_sort(slates, lambda s: (-s.card.numa, s.score))
     elif policy == "binpack":
-        slates.sort(key=lambda s: (s.score, s.card.numa))
+        go_sort(slates, lambda s: (s.score, s.card.numa))
     elif numa_first:
-        slates.sort(key=lambda s: (s.card.numa, -s.score))
+        go_sort(slates, lambda s: (s.card.numa, -s.score))
     else:
-        slates.sort(key=lambda s: (-s.score, s.card.numa))
+        go_sort(slates, lambda s: (-s.score, s.card.numa))
 
 
 _CHAIN_KEYS = {
@@ -643,7 +643,7 @@ def _sort_by_chain(slates: list[_Slate], job: _Job) -> None:
     chain = [name for name in dict.fromkeys(named) if name in _CHAIN_KEYS] or ["spread"]
     if job.numa_bind and chain[0] != "numa":
         chain = ["numa", *(name for name in chain if name != "numa")]
-    slates.sort(key=lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
+    go_sort(slates, lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
 
 
 def _type_allowed(card: Card, job: _Job) -> bool:
