@@ -67,7 +67,7 @@ NODE_UNREGISTERED = "node unregistered"
 NODE_UNFIT = "NodeUnfitPod"
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
+_INT64_MAX = Decimal(2**63 - 1)
 
 
 class PlacementError(ValueError):
@@ -152,12 +152,19 @@ _SUFFIXES = {
 
 
 def parse_quantity(text: object) -> Decimal:
-    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text."""
+    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text.
+
+    Kubernetes makes 2^63 - 1 of what is more (ParseQuantity, k8s.io/apimachinery pkg/api/resource/quantity.go).
+    """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise PlacementError(f"{text!r} is no Kubernetes quantity")
     number, exponent, suffix = match.groups()
-    return Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    try:
+        amount = Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as error:
+        raise PlacementError(f"{text!r} is no Kubernetes quantity") from error
+    return max(min(amount, _INT64_MAX), -_INT64_MAX)
 
 
 def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
@@ -171,7 +178,7 @@ def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
 def _asked_integer(container: Mapping[str, Any], resource: str) -> int | None:
     """An amount that is a whole number within 64 bits, as Kubernetes' AsInt64 has it."""
     amount = _asked(container, resource)
-    return None if amount is None or amount != int(amount) or abs(amount) > _INT64_MAX else int(amount)
+    return None if amount is None or amount != int(amount) or abs(amount) == _INT64_MAX else int(amount)
 
 
 def _int32(number: int) -> int:
