@@ -30,10 +30,13 @@ from urllib.parse import urlsplit
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+# With Ansible or without it.
+COLLECTIONS = Path(__file__).resolve().parents[1] / "collections"
+sys.path.append(str(COLLECTIONS))
 import ansible_collections
 
 if find_spec("ansible_collections.tenantry") is None:
-    ansible_collections.__path__.append(str(Path(__file__).resolve().parents[1] / "collections/ansible_collections"))
+    ansible_collections.__path__.append(str(COLLECTIONS / "ansible_collections"))
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     NODE_CORDON,
@@ -142,7 +145,7 @@ class Cases:
 
     def _node(self, name: str) -> Json:
         pick = self._random
-        number = pick.choice((0, 1, 1, 2, 2, 2, 3, 4, 4, 8, 12))
+        number = pick.choice((0, 1, 1, 2, 2, 2, 3, 4, 4, 8, 8, 16))
         kind, memory_mib = BARE_TYPE if self._maybe(0.1) else pick.choice(CARD_TYPES)
         cards = []
         for index in range(number):
@@ -340,17 +343,19 @@ class Recorder:
         self._api = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
         self._scheduler = scheduler
         self._version = version
+        # A node and a pod of that name, see _wait_for_news; others may record here as well, or have been killed.
+        self._barrier = f"barrier-{uuid.uuid4().hex[:8]}"
         self._barrier_taken = False
 
     def __enter__(self) -> Recorder:
-        card = {"id": "GPU-barrier", "count": 1, "devmem": 1, "devcore": 100, "type": "NVIDIA-barrier", "health": True}
-        self._create_node({"name": "barrier", "cards": [card]})
+        card = {"id": self._barrier, "count": 1, "devmem": 1, "devcore": 100, "type": "NVIDIA", "health": True}
+        self._create_node({"name": self._barrier, "cards": [card]})
         return self
 
     def __exit__(self, *_error: object) -> None:
         if self._barrier_taken:
-            self._delete_pod("barrier", "default")
-        self._api.delete_node("barrier")
+            self._delete_pod(self._barrier, "default")
+        self._api.delete_node(self._barrier)
 
     def record(self, scenario: Json) -> Json:
         """Play a scenario; the scenario with the answers."""
@@ -450,14 +455,14 @@ class Recorder:
         """
         self._barrier_taken = not self._barrier_taken
         if self._barrier_taken:
-            annotations = {POD_NODE: "barrier", POD_ALLOCATED: "GPU-barrier,NVIDIA,1,0:;"}
+            annotations = {POD_NODE: self._barrier, POD_ALLOCATED: f"{self._barrier},NVIDIA,1,0:;"}
             container = {"name": "c", "image": "pause"}
-            metadata = {"name": "barrier", "annotations": annotations}
+            metadata = {"name": self._barrier, "annotations": annotations}
             self._create_pod("default", {"metadata": metadata, "spec": {"containers": [container]}})
         else:
-            self._delete_pod("barrier", "default")
+            self._delete_pod(self._barrier, "default")
         wait_until(
-            lambda: bool(self._reasons(probe("default", memory=1), "barrier")) == self._barrier_taken,
+            lambda: bool(self._reasons(probe("default", memory=1), self._barrier)) == self._barrier_taken,
             "the scheduler did not hear of a pod",
         )
 

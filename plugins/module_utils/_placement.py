@@ -24,6 +24,7 @@ from decimal import ROUND_CEILING, Decimal
 from enum import Enum
 from typing import Any
 
+from ansible_collections.tenantry.gpu.plugins.module_utils._gosort import go_sort
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     DEVICE_NVIDIA,
     MODE_MIG,
@@ -67,7 +68,7 @@ NODE_UNREGISTERED = "node unregistered"
 NODE_UNFIT = "NodeUnfitPod"
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
+_INT64_MAX = Decimal(2**63 - 1)
 
 
 class PlacementError(ValueError):
@@ -152,12 +153,19 @@ _SUFFIXES = {
 
 
 def parse_quantity(text: object) -> Decimal:
-    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text."""
+    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text.
+
+    Kubernetes makes 2^63 - 1 of what is more (ParseQuantity, k8s.io/apimachinery pkg/api/resource/quantity.go).
+    """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise PlacementError(f"{text!r} is no Kubernetes quantity")
     number, exponent, suffix = match.groups()
-    return Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    try:
+        amount = Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as error:
+        raise PlacementError(f"{text!r} is no Kubernetes quantity") from error
+    return max(min(amount, _INT64_MAX), -_INT64_MAX)
 
 
 def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
@@ -171,7 +179,7 @@ def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
 def _asked_integer(container: Mapping[str, Any], resource: str) -> int | None:
     """An amount that is a whole number within 64 bits, as Kubernetes' AsInt64 has it."""
     amount = _asked(container, resource)
-    return None if amount is None or amount != int(amount) or abs(amount) > _INT64_MAX else int(amount)
+    return None if amount is None or amount != int(amount) or abs(amount) == _INT64_MAX else int(amount)
 
 
 def _int32(number: int) -> int:
@@ -641,7 +649,6 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     """Order cards so that the best is last. Less, HAMi 2.10 pkg/scheduler/policy/gpu_policy.go.
 
     2.9 knows binpack and (for any other word) spread, and groups by NUMA node always.
-    Stable, as HAMi's is for up to 12 cards a node.
     """
     policy, numa_first = job.gpu_policy, job.numa_bind
     if job.version is Version.V2_9:
@@ -649,15 +656,15 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     if "," in policy or policy == "numa":
         _sort_by_chain(slates, job)
     elif policy == "mutex":
-        slates.sort(key=lambda s: (-s.used, s.card.numa))
+        go_sort(slates, lambda s: (-s.used, s.card.numa))
     elif policy == "binpack" and numa_first:
-        slates.sort(key=lambda s: (-s.card.numa, s.score))
+        go_sort(slates, lambda s: (-s.card.numa, s.score))
     elif policy == "binpack":
-        slates.sort(key=lambda s: (s.score, s.card.numa))
+        go_sort(slates, lambda s: (s.score, s.card.numa))
     elif numa_first:
-        slates.sort(key=lambda s: (s.card.numa, -s.score))
+        go_sort(slates, lambda s: (s.card.numa, -s.score))
     else:
-        slates.sort(key=lambda s: (-s.score, s.card.numa))
+        go_sort(slates, lambda s: (-s.score, s.card.numa))
 
 
 _CHAIN_KEYS = {
@@ -673,7 +680,7 @@ def _sort_by_chain(slates: list[_Slate], job: _Job) -> None:
     chain = [name for name in dict.fromkeys(named) if name in _CHAIN_KEYS] or ["spread"]
     if job.numa_bind and chain[0] != "numa":
         chain = ["numa", *(name for name in chain if name != "numa")]
-    slates.sort(key=lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
+    go_sort(slates, lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
 
 
 def _type_allowed(card: Card, job: _Job) -> bool:

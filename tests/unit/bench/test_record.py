@@ -47,7 +47,7 @@ def test_the_cases_have_everything_that_the_rules_speak_of():
             if "create" in step:
                 seen.update(list(step["create"]["metadata"].get("annotations", {})))
                 seen.update(list(step["create"]["spec"]))
-    for word in ("quota", "delete", "initContainers", "nodeName", "schedulerName", "0 cards", "8 cards"):
+    for word in ("quota", "delete", "initContainers", "nodeName", "schedulerName", "0 cards", "16 cards"):
         assert seen[word] > 1, word
     wishes = [key for key in seen if key.startswith(("hami.io/", "nvidia.com/"))]
     assert len(wishes) == 9

@@ -10,6 +10,7 @@ The decisions that HAMi itself made are replayed in tests/unit/bench/test_replay
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -658,13 +659,23 @@ def test_weights_that_cannot_be_read_are_named(text, message):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8k", 8000), ("3Gi", 3 * 1024**3), ("500m", 0.5), ("1e3", 1000), ("1E", 10**18), (7, 7), ("+.5", 0.5)],
+    [
+        ("8k", 8000),
+        ("3Gi", 3 * 1024**3),
+        ("500m", 0.5),
+        ("1e3", 1000),
+        ("1E", 10**18),
+        ("1e999999999", 2**63 - 1),
+        ("-99E", 1 - 2**63),
+        (7, 7),
+        ("+.5", 0.5),
+    ],
 )
 def test_quantities(text, value):
-    assert float(parse_quantity(text)) == value
+    assert parse_quantity(text) == Decimal(str(value))
 
 
-@pytest.mark.parametrize("text", ["", "k", "1kk", "1 k", "0x1", "1e"])
+@pytest.mark.parametrize("text", ["", "k", "1kk", "1 k", "0x1", "1e", "1e9999999999999999999"])
 def test_a_text_that_is_no_quantity_is_named(text):
     with pytest.raises(PlacementError, match="is no Kubernetes quantity"):
         parse_quantity(text)
@@ -677,6 +688,7 @@ def test_a_text_that_is_no_quantity_is_named(text):
         ({"nvidia.com/gpu": "1"}, Request(1, 0, 100, 0)),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30"}, Request(1, 3000, None, 30)),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3Gi"}, Request()),
+        ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1e999999999"}, Request()),
         ({"nvidia.com/gpu": "0"}, Request()),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, Request(1, 0, 50, 0)),
         ({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "0"}, Request(1, 0, 100, 0)),
