@@ -301,7 +301,7 @@ cases:
           description: The cards of each container and what it would have of them, init containers first.
           type: list
           elements: list
-          sample: [[{uuid: GPU-d03f886b-1c35-50c9-8b04-a0bb4a9ab9d1, index: 0, memory_mib: 20000, cores: 30}]]
+          sample: [[{uuid: GPU-d03f886b-1098-57c4-b967-802154236b7a, index: 0, memory_mib: 20000, cores: 30}]]
         tie_count:
           description: How many nodes would be equally good.
           type: int
