@@ -62,12 +62,13 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
 Json = dict[str, Any]
 
 ENOUGH = 0.995
-VERDICT, MUTATION, NODE, CARDS, REASONS = KINDS = (
+VERDICT, MUTATION, NODE, CARDS, REASONS, BIND = KINDS = (
     "webhook verdict",
     "webhook mutation",
     "node",
     "cards",
     "failure reasons",
+    "bind",
 )
 
 
@@ -199,6 +200,8 @@ def compare_step(scenario: Scenario, step: Json, where: str) -> tuple[list[Diffe
     pod = _compare_webhook(scenario, step, pairs)
     if step.get("filter") is not None:
         _compare_filter(scenario, pod, step["filter"], pairs)
+    if "bind" in step:
+        _compare_bind(scenario, pod, step, pairs)
     differences = [Difference(where, kind, *pair) for kind, pair in pairs.items() if pair[0] != pair[1]]
     return differences, list(pairs)
 
@@ -249,6 +252,17 @@ def _compare_filter(scenario: Scenario, pod: Json, recorded: Json, pairs: dict[s
     if fits and isinstance(fits[0], Fit):
         pairs[CARDS] = _filled(allocated), _filled([[_triple(share) for share in each] for each in fits[0].written])
     scenario.apply(pod, node, tuple(tuple(Share(u, DEVICE_NVIDIA, m, c) for u, m, c in each) for each in allocated))
+
+
+def _compare_bind(scenario: Scenario, pod: Json, step: Json, pairs: dict[str, tuple[object, object]]) -> None:
+    """A bound pod is on the filter's node, which is locked for it if a container (not only an init one) asks for cards.
+
+    LockNode, HAMi 2.9 and 2.10 pkg/device/nvidia/device.go.
+    """
+    locks = any(request.count for request in PodRequest.of(pod, scenario.rules).containers)
+    bind = step["bind"]
+    expected = ["", step["filter"]["node"], pod["metadata"]["name"] if locks else ""]
+    pairs[BIND] = [bind["error"], bind["node"], bind["locked_for"]], expected
 
 
 def _outcome(scenario: Scenario, request: PodRequest, pod: Json) -> object:

@@ -24,6 +24,7 @@ from decimal import ROUND_CEILING, Decimal
 from enum import Enum
 from typing import Any
 
+from ansible_collections.tenantry.gpu.plugins.module_utils._gosort import go_sort
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     DEVICE_NVIDIA,
     MODE_MIG,
@@ -67,7 +68,7 @@ NODE_UNREGISTERED = "node unregistered"
 NODE_UNFIT = "NodeUnfitPod"
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
+_INT64_MAX = Decimal(2**63 - 1)
 
 
 class PlacementError(ValueError):
@@ -152,12 +153,19 @@ _SUFFIXES = {
 
 
 def parse_quantity(text: object) -> Decimal:
-    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text."""
+    """Read a Kubernetes quantity such as 8k, 3Gi, 500m or 1e3; PlacementError names any other text.
+
+    Kubernetes makes 2^63 - 1 of what is more (ParseQuantity, k8s.io/apimachinery pkg/api/resource/quantity.go).
+    """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise PlacementError(f"{text!r} is no Kubernetes quantity")
     number, exponent, suffix = match.groups()
-    return Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    try:
+        amount = Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as error:
+        raise PlacementError(f"{text!r} is no Kubernetes quantity") from error
+    return max(min(amount, _INT64_MAX), -_INT64_MAX)
 
 
 def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
@@ -171,7 +179,7 @@ def _asked(container: Mapping[str, Any], resource: str) -> Decimal | None:
 def _asked_integer(container: Mapping[str, Any], resource: str) -> int | None:
     """An amount that is a whole number within 64 bits, as Kubernetes' AsInt64 has it."""
     amount = _asked(container, resource)
-    return None if amount is None or amount != int(amount) or abs(amount) > _INT64_MAX else int(amount)
+    return None if amount is None or amount != int(amount) or abs(amount) == _INT64_MAX else int(amount)
 
 
 def _int32(number: int) -> int:
@@ -197,25 +205,24 @@ class Request:
 
         In 2.10 a memory that is no number of MiB within 32 bits, such as 3Gi, makes the container ask
         for nothing: it then passes the filter and gets no card. In 2.9 the number is cut off to 32 bits,
-        and what is below zero then (such as 3Gi, but not 5Gi) is a share without any memory.
+        and where that is not above zero (3Gi and 4Gi, but not 5Gi) the share is one without any memory.
         GenerateResourceRequests, HAMi 2.9 and 2.10 pkg/device/nvidia/device.go.
         """
         count = _int32(_asked_integer(container, RESOURCE_COUNT) or 0)
         if count <= 0:
             return cls()
         memory_mib = _asked_integer(container, RESOURCE_MEMORY) or 0
-        if rules.version is Version.V2_9:
-            memory_mib = _int32(memory_mib)
-        elif _asked(container, RESOURCE_MEMORY) is not None and (
-            _asked_integer(container, RESOURCE_MEMORY) is None or not 0 <= memory_mib <= _INT32_MAX
-        ):
-            return cls()
+        if rules.version is Version.V2_10 and _asked(container, RESOURCE_MEMORY) is not None:
+            whole = _asked_integer(container, RESOURCE_MEMORY) is not None
+            if not whole or not 0 <= memory_mib <= _INT32_MAX:
+                return cls()
         memory_percent = _asked_percent(container, rules.version)
         if memory_percent is None and memory_mib == 0:
             memory_mib = rules.default_memory_mib
             memory_percent = 100 if memory_mib == 0 else None
         cores = _asked_integer(container, RESOURCE_CORES)
-        return cls(count, memory_mib, memory_percent, rules.default_cores if cores is None else _int32(cores))
+        cores = rules.default_cores if cores is None else _int32(cores)
+        return cls(count, _int32(memory_mib), memory_percent, cores)
 
     def memory_of(self, card: Card) -> int:
         """The memory that this request takes of a card, in MiB. Fit, HAMi 2.10 pkg/device/nvidia/device.go."""
@@ -427,16 +434,20 @@ def usage_of(
     getNodesUsage, HAMi 2.9 pkg/scheduler/scheduler.go.
     """
     if version is Version.V2_9:
-        init_count = 0
+        return add_usage({share.uuid: _usage(share)} for container in written for share in container)
     peak: dict[str, Usage] = {}
     total: dict[str, Usage] = {}
     for index, container in enumerate(written):
         for share in container:
             if index >= init_count:
-                total[share.uuid] = _plus(total.get(share.uuid, Usage()), Usage(1, share.memory_mib, share.cores))
+                total[share.uuid] = _plus(total.get(share.uuid, Usage()), _usage(share))
             elif not init_finished:
-                peak[share.uuid] = _largest(peak.get(share.uuid, Usage()), Usage(1, share.memory_mib, share.cores))
+                peak[share.uuid] = _largest(peak.get(share.uuid, Usage()), _usage(share))
     return {uuid: _largest(peak.get(uuid, Usage()), total.get(uuid, Usage())) for uuid in sorted({*peak, *total})}
+
+
+def _usage(share: Share) -> Usage:
+    return Usage(1, share.memory_mib, share.cores)
 
 
 def _plus(one: Usage, other: Usage) -> Usage:
@@ -638,7 +649,6 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     """Order cards so that the best is last. Less, HAMi 2.10 pkg/scheduler/policy/gpu_policy.go.
 
     2.9 knows binpack and (for any other word) spread, and groups by NUMA node always.
-    Stable, as HAMi's is for up to 12 cards a node.
     """
     policy, numa_first = job.gpu_policy, job.numa_bind
     if job.version is Version.V2_9:
@@ -646,15 +656,15 @@ def _sort_cards(slates: list[_Slate], job: _Job) -> None:
     if "," in policy or policy == "numa":
         _sort_by_chain(slates, job)
     elif policy == "mutex":
-        slates.sort(key=lambda s: (-s.used, s.card.numa))
+        go_sort(slates, lambda s: (-s.used, s.card.numa))
     elif policy == "binpack" and numa_first:
-        slates.sort(key=lambda s: (-s.card.numa, s.score))
+        go_sort(slates, lambda s: (-s.card.numa, s.score))
     elif policy == "binpack":
-        slates.sort(key=lambda s: (s.score, s.card.numa))
+        go_sort(slates, lambda s: (s.score, s.card.numa))
     elif numa_first:
-        slates.sort(key=lambda s: (s.card.numa, -s.score))
+        go_sort(slates, lambda s: (s.card.numa, -s.score))
     else:
-        slates.sort(key=lambda s: (-s.score, s.card.numa))
+        go_sort(slates, lambda s: (-s.score, s.card.numa))
 
 
 _CHAIN_KEYS = {
@@ -670,7 +680,7 @@ def _sort_by_chain(slates: list[_Slate], job: _Job) -> None:
     chain = [name for name in dict.fromkeys(named) if name in _CHAIN_KEYS] or ["spread"]
     if job.numa_bind and chain[0] != "numa":
         chain = ["numa", *(name for name in chain if name != "numa")]
-    slates.sort(key=lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
+    go_sort(slates, lambda s: (*(_CHAIN_KEYS[name](s) for name in chain), s.card.index))
 
 
 def _type_allowed(card: Card, job: _Job) -> bool:
