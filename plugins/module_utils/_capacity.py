@@ -212,16 +212,6 @@ class _Catalogue:
             shape = self._shapes[key] = _Shape(request, selector, self.rules, quota)
         return shape
 
-    def takes(self, shape: _Shape, kind: int) -> bool:
-        """Whether nodes of a kind take pods of a shape."""
-        verdict = shape.verdicts.get(kind)
-        if verdict is None:
-            found = self.kinds[kind]
-            if found.most_mib < shape.least_mib or found.most_cores < shape.least_cores:
-                return False
-            verdict = self.verdict(shape, kind)
-        return verdict.__class__ is Fit
-
     def step(self, shape: _Shape, kind: int) -> _Step:
         """What a pod of a shape gets on a node of a kind that takes it."""
         step = shape.steps.get(kind)
@@ -362,13 +352,19 @@ class Fleet:
     def _best(self, shape: _Shape) -> list[int]:
         """The kinds that take pods of a shape and score best."""
         order = self._order if shape.prefers_empty else reversed(self._order)
-        takes = self._catalogue.takes
+        verdicts, kinds = shape.verdicts, self._catalogue.kinds
         best: list[int] = []
         best_score = 0.0
         for score, kind in order:
             if best and score != best_score:
                 break
-            if takes(shape, kind):
+            verdict = verdicts.get(kind)
+            if verdict is None:
+                found = kinds[kind]
+                if found.most_mib < shape.least_mib or found.most_cores < shape.least_cores:
+                    continue
+                verdict = self._catalogue.verdict(shape, kind)
+            if verdict.__class__ is Fit:
                 best.append(kind)
                 best_score = score
         return best

@@ -261,6 +261,8 @@ class _Search:
         new = Host(Node(NEW_NODE), dict(self._case.node_selector))
         fewest = _lowest(1, CARDS_TRIED, lambda number: self._fits_with(new, card, number))
         here = [host for host in self._before.kinds()[:HOSTS_TRIED] if host.node.cards and not host.closed]
+        # Rather where there are such cards already.
+        here.sort(key=lambda host: _kind_of(card) not in {_kind_of(other) for other in host.node.cards})
         found = next((host for host in here if self._fits_with(host, card, fewest or CARDS_TRIED)), None)
         if found:
             number = _lowest(1, CARDS_TRIED, partial(self._fits_with, found, card))

@@ -10,7 +10,7 @@ No input or output, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import Host
@@ -44,7 +44,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
 
 Object = Mapping[str, Any]
 
-# What kube-scheduler says of nodes that take no pod of a case; cases have no tolerations.
+# Why kube-scheduler puts no pod of a case on a node, before HAMi is asked.
 UNSCHEDULABLE = "node is unschedulable"
 UNTOLERATED = "node has untolerated taint {}"
 
@@ -65,14 +65,20 @@ def _annotations(thing: Object) -> Mapping[str, str]:
 
 
 def hosts_of(
-    nodes: Iterable[Object], pods: Iterable[Object], version: Version = Version.V2_10
+    nodes: Iterable[Object],
+    pods: Iterable[Object],
+    version: Version = Version.V2_10,
+    tolerated: Collection[str] = (),
 ) -> tuple[list[Host], list[str]]:
-    """The hosts that these nodes and the pods on them are, and the problems with what could not be read."""
+    """The hosts that these nodes and the pods on them are, and the problems with what could not be read.
+
+    tolerated are keys of taints that do not matter; * is all.
+    """
     taken, problems = usage_by_node(pods, version)
     hosts = []
     known: dict[str, set[str]] = {}
     for node in nodes:
-        host, found = _host_of(node, taken)
+        host, found = _host_of(node, taken, tolerated)
         hosts.append(host)
         problems += found
         known[host.name] = {card.uuid for card in host.node.cards}
@@ -82,7 +88,9 @@ def hosts_of(
     return hosts, problems
 
 
-def _host_of(node: Object, taken: Mapping[str, Mapping[str, Usage]]) -> tuple[Host, list[str]]:
+def _host_of(
+    node: Object, taken: Mapping[str, Mapping[str, Usage]], tolerated: Collection[str]
+) -> tuple[Host, list[str]]:
     name, annotations = str(node["metadata"]["name"]), _annotations(node)
     cards, cordoned, scores = [], frozenset[str](), {}
     problems = []
@@ -102,7 +110,7 @@ def _host_of(node: Object, taken: Mapping[str, Mapping[str, Usage]]) -> tuple[Ho
         if used.slots > card.slots or used.memory_mib > card.memory_mib or used.cores > card.cores:
             problems.append(f"node {name}: more is allocated of card {card.uuid} than it has.")
     labels = (node.get("metadata") or {}).get("labels") or {}
-    return Host(Node(name, tuple(cards), usage, cordoned, scores), labels, _closed(node)), problems
+    return Host(Node(name, tuple(cards), usage, cordoned, scores), labels, _closed(node, tolerated)), problems
 
 
 def _offers_slots(node: Object) -> bool:
@@ -113,13 +121,13 @@ def _offers_slots(node: Object) -> bool:
         return False
 
 
-def _closed(node: Object) -> str:
-    """Why kube-scheduler puts no pod without tolerations on a node, or nothing."""
+def _closed(node: Object, tolerated: Collection[str]) -> str:
+    """Why kube-scheduler puts no pod with these tolerations on a node, or nothing."""
     spec = node.get("spec") or {}
     if spec.get("unschedulable"):
         return UNSCHEDULABLE
     for taint in spec.get("taints") or ():
-        if taint.get("effect") in ("NoSchedule", "NoExecute"):
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not {taint.get("key"), "*"} & set(tolerated):
             value = f"={taint['value']}" if taint.get("value") else ""
             return UNTOLERATED.format(f"{taint.get('key')}{value}:{taint['effect']}")
     return ""

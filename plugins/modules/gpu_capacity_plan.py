@@ -20,8 +20,7 @@ description:
   - Considered are the cards and what pods have of them, health, cordons, slots, memory and compute, types and UUIDs,
     NUMA nodes, policies and their weights, links between cards, init and several containers, the webhook's defaults,
     exclusive rule and denials, the namespace's ResourceQuotas with V(limits.nvidia.com/gpumem) and
-    V(limits.nvidia.com/gpucores); of the nodes also their labels, taints (cases have no tolerations) and whether they
-    are unschedulable.
+    V(limits.nvidia.com/gpucores); of the nodes also their labels, their taints and whether they are unschedulable.
   - Not considered are CPU, memory and other resources of the nodes, affinity and spread constraints, preemption,
     volumes, the other limits of ResourceQuotas, admission by anybody else than HAMi, node locks, MIG (a card in that
     mode takes nothing), and what happens between now and the real pods.
@@ -60,6 +59,14 @@ options:
       labels:
         description: Labels of the node, for O(cases[].node_selector).
         type: dict
+  tolerated_taints:
+    description:
+      - Keys of taints that do not keep the pods off a node; V(*) is any. Cases have no tolerations of their own, so
+        every other taint with the effect V(NoSchedule) or V(NoExecute) does, for example
+        C(node.kubernetes.io/not-ready).
+    type: list
+    elements: str
+    default: []
   namespace:
     description: The namespace of the pods; its ResourceQuotas count.
     type: str
@@ -294,7 +301,7 @@ cases:
           description: The cards of each container and what it would have of them, init containers first.
           type: list
           elements: list
-          sample: [[{uuid: GPU-d03f886b-1c35-50c9-8b04-a0bb4a9ab9d1, index: 0, memory_mib: 20000, cores: 30}]]
+          sample: [[{uuid: GPU-d03f886b-1098-57c4-b967-802154236b7a, index: 0, memory_mib: 20000, cores: 30}]]
         tie_count:
           description: How many nodes would be equally good.
           type: int
@@ -359,6 +366,7 @@ OPTIONS: dict[str, Any] = {
             "labels": {"type": "dict"},
         },
     },
+    "tolerated_taints": {"type": "list", "elements": "str", "default": []},
     "on_mismatch": {"type": "str", "choices": ["fail", "report"], "default": "report"},
 }
 
@@ -371,10 +379,10 @@ class State:
         self.quota: Quota | None = None
         self.problems: list[str] = []
 
-    def read(self, cluster: Cluster, namespace: str, version: Version) -> None:
+    def read(self, cluster: Cluster, namespace: str, version: Version, tolerated: list[str]) -> None:
         """Add a cluster as it is now. Raises ClusterError and SnapshotError."""
         pods = [pod for pod in cluster.list("/api/v1/pods") if has_shares(pod)]
-        hosts, problems = hosts_of(cluster.list("/api/v1/nodes"), pods, version)
+        hosts, problems = hosts_of(cluster.list("/api/v1/nodes"), pods, version, tolerated)
         quotas = cluster.list(f"/api/v1/namespaces/{namespace}/resourcequotas")
         self.quota, more = quota_of(quotas, pods, namespace, version)
         twice = {host.name for host in hosts} & {host.name for host in self.hosts}
@@ -402,7 +410,8 @@ def main() -> None:
             raise SnapshotError("There is nothing to plan on; give nodes, or from_cluster: true.")
         state = State(declared_hosts(params["nodes"] or []))
         if params["from_cluster"]:
-            state.read(connect(module), params["namespace"], Version(params["hami_version"]))
+            version, tolerated = Version(params["hami_version"]), params["tolerated_taints"]
+            state.read(connect(module), params["namespace"], version, tolerated)
         result = plan(params, state)
     except (CaseError, ClusterError, SnapshotError) as error:
         module.fail_json(msg=str(error))

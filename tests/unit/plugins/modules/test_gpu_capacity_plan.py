@@ -44,7 +44,7 @@ class FakeCluster:
 def planned(cluster, declared=(), **params):
     params = {**PARAMS, "namespace": "team", **params}
     state = module.State(declared_hosts(list(declared)))
-    state.read(cluster, params["namespace"], Version(params["hami_version"]))
+    state.read(cluster, params["namespace"], Version(params["hami_version"]), params["tolerated_taints"])
     return module.plan(params, state)
 
 
@@ -69,7 +69,7 @@ def test_the_namespace_s_quota_counts_unless_another_is_given():
 
 def test_what_the_namespace_has_taken_counts_on_any_quota():
     state = module.State([])
-    state.read(FakeCluster(), "team", Version.V2_10)
+    state.read(FakeCluster(), "team", Version.V2_10, [])
     assert module.quota_from_options({"quota": {"cores": 50}}, state.quota) == Quota(None, 50, Usage(0, 20000, 30))
 
 
@@ -79,6 +79,16 @@ def test_declared_nodes_come_beside_those_of_the_cluster():
     assert result["cases"][0]["pods"][0]["node"] == "n2"
     with pytest.raises(SnapshotError, match="node n1 is in the cluster already; give the declared one another name"):
         planned(FakeCluster(), [{**more, "name": "n1"}], cases=[case(cards=1)])
+
+
+def test_taints_count_unless_they_are_tolerated():
+    tainted = {**NODE, "spec": {"taints": [{"key": "fake", "effect": "NoSchedule"}]}}
+    asked = [case(memory_mib=1000, cores=10)]
+    assert planned(FakeCluster([tainted]), cases=asked)["cases"][0]["failed"] == {
+        "n1": "node has untolerated taint fake:NoSchedule"
+    }
+    assert planned(FakeCluster([tainted]), cases=asked, tolerated_taints=["fake"])["fits"]
+    assert planned(FakeCluster([tainted]), cases=asked, tolerated_taints=["*"])["fits"]
 
 
 def test_a_cluster_without_cards_is_a_problem_and_no_error():
