@@ -18,8 +18,8 @@ description:
     and for every case a line that says where the chain broke.
   - Everything that it created is deleted again, also after a failure, a timeout or an interruption.
     What a killed run left is deleted by the next one on the same cluster.
-  - Needs the rights to create and delete namespaces, to create service accounts, to create, list, watch and delete
-    pods, to read their logs and the events in that namespace, and to get nodes.
+notes:
+  - C(docs/reference/rights/gpu_scheduling_verify.yml) is the smallest ClusterRole that it works with.
 extends_documentation_fragment:
   - kubernetes.core.k8s_auth_options
   - tenantry.gpu.attributes

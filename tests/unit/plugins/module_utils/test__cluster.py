@@ -98,7 +98,7 @@ def kubeconfig(folder: Path, url: str, token: str) -> str:
 def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     # The dynamic client keeps what it discovered in a file there.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return Cluster(get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client)
+    return Cluster(get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client, patience_s=0)
 
 
 def listing(version: str, *names: str, more: str = "") -> dict[str, Any]:
