@@ -215,7 +215,7 @@ EXAMPLES = r"""
     image: tenantry/gpu-simulator:0.1.0
     cases:
       - name: too-big
-        memory_mib: 30000
+        memory_mib: 100000
         expect: {outcome: refused, reason: CardInsufficientMemory}
 """
 

@@ -1,4 +1,4 @@
-"""Who acts in a cluster that has only an API: a scheduler with a kubelet, and a webhook behind a tunnel."""
+"""Who acts in a cluster that has only an API: a worker with a scheduler, and a webhook behind a tunnel."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 
 Object = dict[str, Any]
 POLL_S = 0.1
+LIMITS_END = "tenantry.gpu: end of limits"
 
 
 class Player:
@@ -72,7 +73,7 @@ class Tunnel:
     SERVICE, KUBELET, AGENT = "10.112.77.7", "10.32.0.9", "10.32.0.8"
     NAMESPACE = "tunnel-hami"
 
-    def __init__(self, control_plane: ControlPlane, probe_namespace: str = "default") -> None:
+    def __init__(self, control_plane: ControlPlane, selector: Object | None = None) -> None:
         self.metrics: Answer | None = None  # instead of the count
         self._control_plane, self._api = control_plane, control_plane.api
         self._begin = len(control_plane.network.dialled)
@@ -86,19 +87,19 @@ class Tunnel:
         addresses = [f"{self.SERVICE}:443", f"{self.KUBELET}:10250", f"{self.AGENT}:8134"]
         self._routes = dict(zip(addresses, (server.port for server in self._servers)))
         control_plane.network.routes.update(self._routes)
-        self._create(probe_namespace)
+        self._create(selector or {"matchLabels": {"kubernetes.io/metadata.name": "default"}})
 
     def stop(self) -> None:
         self._api.delete("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/hami-webhook")
         self._api.delete(f"/api/v1/namespaces/{self.NAMESPACE}/services/hami-scheduler")
         self._api.delete("/api/v1/namespaces/kube-system/pods/konnectivity-agent-0")
         self._api.delete("/api/v1/nodes/tunnel-node")
+        for address in self._routes:
+            self._control_plane.network.unroute(address)
         for server in self._servers:
             server.stop()
-        for address in self._routes:
-            del self._control_plane.network.routes[address]
 
-    def _create(self, probe_namespace: str) -> None:
+    def _create(self, selector: Object) -> None:
         api = self._api
         api.ensure("/api/v1/namespaces", {"metadata": {"name": self.NAMESPACE}})
         service = {"clusterIP": self.SERVICE, "ports": [{"port": 443}]}
@@ -106,11 +107,7 @@ class Tunnel:
             f"/api/v1/namespaces/{self.NAMESPACE}/services", {"metadata": {"name": "hami-scheduler"}, "spec": service}
         )
         api.create("/api/v1/nodes", {"metadata": {"name": "tunnel-node"}})
-        node = {
-            "addresses": [{"type": "InternalIP", "address": self.KUBELET}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
-        }
-        api.patch("/api/v1/nodes/tunnel-node/status", {"status": node})
+        api.patch("/api/v1/nodes/tunnel-node/status", {"status": node_address(self.KUBELET)})
         api.ensure("/api/v1/namespaces/kube-system/serviceaccounts", {"metadata": {"name": "default"}})
         pod = {
             "metadata": {"name": "konnectivity-agent-0", "labels": {"k8s-app": "konnectivity-agent"}},
@@ -127,7 +124,7 @@ class Tunnel:
             "failurePolicy": "Fail",
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": probe_namespace}},
+            "namespaceSelector": selector,
             "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
         }
         path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -159,31 +156,83 @@ class Tunnel:
         return self.metrics or (200, count.encode())
 
 
-def simple_scheduler(api: Api, node: str, uuid: str, memory_mib: int) -> Callable[[Object], Object]:
-    """Places pods of one container on one card as long as memory and compute last, else refuses them as HAMi does."""
+class Worker:
+    """A node with one card, HAMi's webhook, and who places gpu_scheduling_verify's pods on the card and runs them.
 
-    def fate(pod: Object) -> Object:
-        mine = pod["metadata"]["uid"]
-        taken = [shares_of(other) for other in api.items("/api/v1/pods") if other["metadata"]["uid"] != mine]
-        limits = pod["spec"]["containers"][0]["resources"]["limits"]
-        memory = int(limits.get("nvidia.com/gpumem", memory_mib))
-        cores = int(limits.get("nvidia.com/gpucores", 0))
-        if cores > 100 - sum(share[1] for share in taken):
-            return refused(api, pod, "CardInsufficientCore")
-        if memory > memory_mib - sum(share[0] for share in taken):
-            return refused(api, pod, "CardInsufficientMemory")
+    Pods of one container are placed as long as the card's memory and compute last, and refused as HAMi refuses them.
+    """
+
+    LABEL, KUBELET = "tenantry.gpu/verify-run", "10.32.0.7"
+    UUID = "GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e"
+    MEMORY_MIB, CORES, SLOTS = 81920, 100, "10"
+
+    def __init__(self, control_plane: ControlPlane, name: str = "a-worker-0") -> None:
+        self.name = name
+        self.before_placing: Callable[[Object], None] = lambda pod: None
+        self._control_plane, self._api = control_plane, control_plane.api
+        selector = {"matchExpressions": [{"key": self.LABEL, "operator": "Exists"}]}
+        self._tunnel = Tunnel(control_plane, selector)
+        self._server = serve(self._log, control_plane.authority.issue("kubelet"))
+        control_plane.network.routes[f"{self.KUBELET}:10250"] = self._server.port
+        self._create()
+        self._player = Player(self._api, self.LABEL, self._fate)
+
+    def stop(self) -> None:
+        self._player.stop()
+        self._api.delete(f"/api/v1/nodes/{self.name}")
+        self._control_plane.network.unroute(f"{self.KUBELET}:10250")
+        self._server.stop()
+        self._tunnel.stop()
+
+    def _create(self) -> None:
+        card = (
+            f"{self.UUID},{self.SLOTS},{self.MEMORY_MIB},{self.CORES},NVIDIA-NVIDIA A100-SXM4-80GB,0,true,0,hami-core:"
+        )
+        metadata = {"name": self.name, "annotations": {"hami.io/node-nvidia-register": card}}
+        self._api.create("/api/v1/nodes", {"metadata": metadata})
+        resources = {"nvidia.com/gpu": self.SLOTS, "pods": "110"}
+        status = {**node_address(self.KUBELET), "allocatable": resources, "capacity": resources}
+        self._api.patch(f"/api/v1/nodes/{self.name}/status", {"status": status})
+
+    def _fate(self, pod: Object) -> Object:
+        self.before_placing(pod)
+        memory, cores = asked_of(pod, self.MEMORY_MIB)
+        taken = [shares_of(other) for other in self._api.items("/api/v1/pods")]
+        if cores > self.CORES - sum(share[1] for share in taken):
+            return refused(self._api, pod, "CardInsufficientCore")
+        if memory > self.MEMORY_MIB - sum(share[0] for share in taken):
+            return refused(self._api, pod, "CardInsufficientMemory")
         annotations = {
-            "hami.io/vgpu-node": node,
+            "hami.io/vgpu-node": self.name,
             "hami.io/bind-phase": "success",
-            "hami.io/vgpu-devices-allocated": f"{uuid},NVIDIA,{memory},{cores}:;",
+            "hami.io/vgpu-devices-allocated": f"{self.UUID},NVIDIA,{memory},{cores}:;",
         }
-        return {"annotations": annotations, "node": node, "status": {"phase": "Running"}}
+        return {"annotations": annotations, "node": self.name, "status": {"phase": "Running"}}
 
-    return fate
+    def _log(self, path: str, _body: bytes) -> Answer:
+        _empty, _logs, namespace, name, _container = path.partition("?")[0].split("/")
+        memory, cores = shares_of(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
+        limits = f"CUDA_DEVICE_MEMORY_LIMIT_0={memory}m\nCUDA_DEVICE_SM_LIMIT={cores}\n{LIMITS_END}\n"
+        return 200, limits.encode()
+
+
+def node_address(address: str) -> Object:
+    """The part of a node's status that tells where its kubelet is."""
+    return {
+        "addresses": [{"type": "InternalIP", "address": address}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+    }
+
+
+def asked_of(pod: Object, whole_mib: int) -> tuple[int, int]:
+    """MiB and percent of compute that a pod's first container asks for; the API server writes 20000 as 20k."""
+    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+    memory = str(limits.get("nvidia.com/gpumem", whole_mib)).replace("k", "000")
+    return int(memory), int(limits.get("nvidia.com/gpucores", 0))
 
 
 def shares_of(pod: Object) -> tuple[int, int]:
-    """MiB and percent of compute that a pod of simple_scheduler has."""
+    """MiB and percent of compute that Worker gave to a pod."""
     text = (pod["metadata"].get("annotations") or {}).get("hami.io/vgpu-devices-allocated", ",,0,0:;")
     memory, cores = text.partition(":")[0].split(",")[2:]
     return int(memory), int(cores)

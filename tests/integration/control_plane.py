@@ -214,6 +214,7 @@ class Network:
     def __init__(self, path: Path) -> None:
         self.routes: dict[str, int] = {}  # host:port in the cluster: port on the loopback
         self.dialled: list[str] = []
+        self._open: dict[socket.socket, str] = {}
         network = self
 
         class Tunnel(socketserver.StreamRequestHandler):
@@ -226,12 +227,21 @@ class Network:
                     self.wfile.write(b"HTTP/1.1 502 no route\r\n\r\n")
                     return
                 with socket.create_connection((LOOPBACK, network.routes[target])) as there:
+                    network._open[there] = target
                     self.wfile.write(b"HTTP/1.1 200 connected\r\n\r\n")
                     pipe(self.connection, there)
+                    del network._open[there]
 
         self._server = socketserver.ThreadingUnixStreamServer(str(path), Tunnel)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def unroute(self, address: str) -> None:
+        """Nobody answers at an address any more; connections that the API server kept end, too."""
+        self.routes.pop(address, None)
+        for there, target in list(self._open.items()):
+            if target == address:
+                there.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
         self._server.shutdown()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from actors import Player, Tunnel, simple_scheduler
+from actors import Tunnel, Worker
 from control_plane import ROOT, ControlPlane
 from playbook import run_play
 
@@ -20,7 +20,6 @@ MODULES = sorted(path.stem for path in (ROOT / "plugins" / "modules").glob("*.py
 # They change the host that they run on; here their options are checked, and what they would do is told.
 CHECK_MODE_ONLY = ("kubeadm_worker", "lab_hosts")
 SECOND_TENANT = "tenant-b.conf"
-UUID = "GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e"
 
 
 def examples_of(module: str) -> list[Object]:
@@ -31,48 +30,22 @@ def examples_of(module: str) -> list[Object]:
     return tasks
 
 
-@contextmanager
-def a_worker(control_plane: ControlPlane) -> Iterator[None]:
-    """The worker of the lab's first tenant, with one A100 of ten slots."""
-    register = f"{UUID},10,81920,100,NVIDIA-NVIDIA A100-SXM4-80GB,0,true,0,hami-core:"
-    body = {"metadata": {"name": "a-worker-0", "annotations": {"hami.io/node-nvidia-register": register}}}
-    control_plane.api.create("/api/v1/nodes", body)
-    resources = {"nvidia.com/gpu": "10", "pods": "110"}
-    status = {"allocatable": resources, "capacity": resources}
-    control_plane.api.patch("/api/v1/nodes/a-worker-0/status", {"status": status})
-    try:
-        yield
-    finally:
-        control_plane.api.delete("/api/v1/nodes/a-worker-0")
-
-
-@contextmanager
-def a_scheduler(control_plane: ControlPlane) -> Iterator[None]:
-    """One card, and who places pods on it."""
-    with a_worker(control_plane):
-        fate = simple_scheduler(control_plane.api, "a-worker-0", UUID, memory_mib=81920)
-        player = Player(control_plane.api, "tenantry.gpu/verify-run", fate)
-        try:
-            yield
-        finally:
-            player.stop()
-
-
-@contextmanager
-def a_tunnel(control_plane: ControlPlane) -> Iterator[None]:
-    tunnel = Tunnel(control_plane)
-    try:
-        yield
-    finally:
-        tunnel.stop()
-
-
-# What the examples of a module find in the cluster.
-CLUSTERS: dict[str, Callable[[ControlPlane], AbstractContextManager[None]]] = {
-    "gpu_scheduling_verify": a_scheduler,
-    "hami_device_info": a_worker,
-    "webhook_tunnel_info": a_tunnel,
+# What the examples of a module find in the cluster; each has a stop().
+CLUSTERS: dict[str, Callable[[ControlPlane], Worker | Tunnel]] = {
+    "gpu_scheduling_verify": Worker,
+    "hami_device_info": Worker,
+    "webhook_tunnel_info": Tunnel,
 }
+
+
+@contextmanager
+def cluster_for(module: str, control_plane: ControlPlane) -> Iterator[None]:
+    made = CLUSTERS[module](control_plane) if module in CLUSTERS else None
+    try:
+        yield
+    finally:
+        if made:
+            made.stop()
 
 
 def lay_out(folder: Path, module: str, text: str, request: pytest.FixtureRequest) -> None:
@@ -94,7 +67,7 @@ def test_examples(module: str, control_plane: ControlPlane, request: pytest.Fixt
     lay_out(tmp_path, module, yaml.safe_dump(tasks), request)
     options = ["--check"] if module in CHECK_MODE_ONLY else []
     variables = {"bootstrap_token": "abcdef.0123456789abcdef"}
-    with CLUSTERS[module](control_plane) if module in CLUSTERS else nullcontext():
+    with cluster_for(module, control_plane):
         run = run_play(tmp_path, {"tasks": tasks}, variables, *options)
     if run.status:
         pytest.fail(f"{module}: {run.failure()}", pytrace=False)

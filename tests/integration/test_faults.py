@@ -11,38 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Player
+from actors import Worker
 from ansible_collections.kubernetes.core.plugins.module_utils.k8s.client import get_api_client
 from control_plane import ControlPlane
 from playbook import run_module
 from servers import Fault, FaultProxy
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError
-from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
-    POD_ALLOCATED,
-    POD_BIND_PHASE,
-    POD_NODE,
-    RESOURCE_COUNT,
-)
 
 Object = dict[str, Any]
 
 OUTAGE_S = 20.0
-NODE = "faults-node"
-UUID = "GPU-11111111-0000-0000-0000-000000000000"
-REGISTER = f"{UUID},10,81920,100,NVIDIA-NVIDIA A100,0,true,0,hami-core:"
+NODE = "faults-worker"
 CASE = {"name": "one", "memory_mib": 1000, "cores": 10, "expect": {"outcome": "placed", "node": NODE}}
 
 
 @pytest.fixture(scope="module")
-def node(control_plane: ControlPlane) -> Iterator[str]:
-    """A node with one card."""
-    body = {"metadata": {"name": NODE, "annotations": {"hami.io/node-nvidia-register": REGISTER}}}
-    control_plane.api.create("/api/v1/nodes", body)
-    status = {"allocatable": {RESOURCE_COUNT: "10", "pods": "10"}, "capacity": {RESOURCE_COUNT: "10", "pods": "10"}}
-    control_plane.api.patch(f"/api/v1/nodes/{NODE}/status", {"status": status})
-    yield NODE
-    control_plane.api.delete(f"/api/v1/nodes/{NODE}")
+def worker(control_plane: ControlPlane) -> Iterator[Worker]:
+    worker = Worker(control_plane, NODE)
+    yield worker
+    worker.stop()
 
 
 @pytest.fixture
@@ -58,25 +46,12 @@ def cluster(proxy: FaultProxy) -> Cluster:
     return Cluster(get_api_client(kubeconfig=str(proxy.kubeconfig)).client, "hami_device_info")
 
 
-@pytest.fixture
-def scheduler(control_plane: ControlPlane, node: str) -> Iterator[Player]:
-    """Places and starts every pod of gpu_scheduling_verify."""
-
-    def fate(pod: Object) -> Object:
-        annotations = {POD_NODE: node, POD_BIND_PHASE: "success", POD_ALLOCATED: f"{UUID},NVIDIA,1000,10:;"}
-        return {"annotations": annotations, "node": node, "status": {"phase": "Running"}}
-
-    player = Player(control_plane.api, "tenantry.gpu/verify-run", fate)
-    yield player
-    player.stop()
-
-
 def read(proxy: FaultProxy, folder: Path) -> Object:
     return run_module(folder, "hami_device_info", {"kubeconfig": str(proxy.kubeconfig)})
 
 
 def verify(kubeconfig: Path, folder: Path, **options: Any) -> Object:
-    known = {"kubeconfig": str(kubeconfig), "image": "none", "read_limits": False, "cases": [CASE], "timeout_s": 60}
+    known = {"kubeconfig": str(kubeconfig), "image": "none", "cases": [CASE], "timeout_s": 60}
     return run_module(folder, "gpu_scheduling_verify", {**known, **options})
 
 
@@ -90,19 +65,19 @@ PASSING = {
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_read_waits_for_what_passes(name: str, proxy: FaultProxy, node: str, tmp_path: Path) -> None:
+def test_a_read_waits_for_what_passes(name: str, proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
     fault = PASSING[name]
     proxy.faults.append(fault)
     answer = read(proxy, tmp_path)
-    assert [each["name"] for each in answer["nodes"]] == [node]
+    assert [each["name"] for each in answer["nodes"]] == [NODE]
     assert fault.times == 0
 
 
-def test_a_read_survives_an_outage(proxy: FaultProxy, node: str, tmp_path: Path) -> None:
+def test_a_read_survives_an_outage(proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
     proxy.be_away(OUTAGE_S)
     begin = time.monotonic()
     answer = read(proxy, tmp_path)
-    assert [each["name"] for each in answer["nodes"]] == [node]
+    assert [each["name"] for each in answer["nodes"]] == [NODE]
     assert OUTAGE_S <= time.monotonic() - begin < OUTAGE_S + 15
 
 
@@ -131,15 +106,15 @@ def test_a_list_that_expired_is_read_again_without_what_was_given(
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])
-def test_a_patch_is_sent_again(proxy: FaultProxy, cluster: Cluster, node: str, status: int) -> None:
-    proxy.faults.append(Fault(node, status, "PATCH", before=status != 0, times=2))
-    patched = cluster.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"patched": str(status)}}})
+def test_a_patch_is_sent_again(proxy: FaultProxy, cluster: Cluster, worker: Worker, status: int) -> None:
+    proxy.faults.append(Fault(NODE, status, "PATCH", before=status != 0, times=2))
+    patched = cluster.patch(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"patched": str(status)}}})
     assert patched["metadata"]["labels"]["patched"] == str(status)
 
 
-def test_a_conflict_is_the_callers_matter(cluster: Cluster, proxy: FaultProxy, node: str) -> None:
+def test_a_conflict_is_the_callers_matter(cluster: Cluster, proxy: FaultProxy, worker: Worker) -> None:
     with pytest.raises(ClusterError, match="the object has been modified") as caught:
-        cluster.patch(f"/api/v1/nodes/{node}", {"metadata": {"resourceVersion": "1", "labels": {"x": "y"}}})
+        cluster.patch(f"/api/v1/nodes/{NODE}", {"metadata": {"resourceVersion": "1", "labels": {"x": "y"}}})
     assert caught.value.status == 409
     assert proxy.count("PATCH") == 1
 
@@ -202,20 +177,12 @@ def test_a_missing_right_is_named(kubeconfig_for: Callable[[str, Path | None], P
 
 
 def test_pods_are_judged_through_an_outage(
-    control_plane: ControlPlane, proxy: FaultProxy, node: str, tmp_path: Path
+    control_plane: ControlPlane, proxy: FaultProxy, worker: Worker, tmp_path: Path
 ) -> None:
     """The API goes while the pods are watched, comes back, and nothing of the run is left."""
-
-    def fate(pod: Object) -> Object:
-        proxy.be_away(OUTAGE_S)
-        annotations = {POD_NODE: node, POD_BIND_PHASE: "success", POD_ALLOCATED: f"{UUID},NVIDIA,1000,10:;"}
-        return {"annotations": annotations, "node": node, "status": {"phase": "Running"}}
-
-    player = Player(control_plane.api, "tenantry.gpu/verify-run", fate)
-    try:
-        answer = verify(proxy.kubeconfig, tmp_path)
-    finally:
-        player.stop()
+    worker.before_placing = lambda pod: proxy.be_away(OUTAGE_S)
+    answer = verify(proxy.kubeconfig, tmp_path)
+    worker.before_placing = lambda pod: None
     assert answer["passed"], answer
     assert answer["cleaned_up"]
     assert proxy.count("POST", "/pods$", 201) == 1
@@ -232,9 +199,7 @@ def test_pods_are_judged_through_an_outage(
     ],
     ids=["watch expired", "watch refused", "creates throttled", "deletes refused", "answer to a delete lost"],
 )
-def test_pods_are_judged_by_an_api_in_trouble(
-    fault: Fault, proxy: FaultProxy, scheduler: Player, tmp_path: Path
-) -> None:
+def test_pods_are_judged_by_an_api_in_trouble(fault: Fault, proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
     proxy.faults.append(fault)
     answer = verify(proxy.kubeconfig, tmp_path)
     assert answer["passed"], answer
@@ -242,10 +207,10 @@ def test_pods_are_judged_by_an_api_in_trouble(
     assert fault.times == 0
 
 
-def test_an_api_server_that_hangs_is_survived(control_plane: ControlPlane, node: str, tmp_path: Path) -> None:
+def test_an_api_server_that_hangs_is_survived(control_plane: ControlPlane, worker: Worker, tmp_path: Path) -> None:
     """Stopped by a signal, as a machine that swaps: connections stay, answers do not come."""
     pid = str(control_plane.pid("kube-apiserver"))
     subprocess.run(["kill", "-STOP", pid], check=True)
     threading.Timer(5, subprocess.run, [["kill", "-CONT", pid]]).start()
     answer = run_module(tmp_path, "hami_device_info", {"kubeconfig": str(control_plane.kubeconfig)})
-    assert [each["name"] for each in answer["nodes"]] == [node]
+    assert [each["name"] for each in answer["nodes"]] == [NODE]

@@ -46,8 +46,7 @@ def test_an_agent_without_metrics_is_believed_by_its_log(
 
 
 def test_a_webhook_out_of_reach_is_said(control_plane: ControlPlane, tunnel: Tunnel, tmp_path: Path) -> None:
-    port = control_plane.network.routes.pop(f"{Tunnel.SERVICE}:443")
+    control_plane.network.unroute(f"{Tunnel.SERVICE}:443")
     answer = ask(control_plane, tmp_path)
-    control_plane.network.routes[f"{Tunnel.SERVICE}:443"] = port
     assert not answer["tunnelled"]
     assert "failed calling webhook" in answer["reason"]
