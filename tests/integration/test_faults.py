@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,6 @@ def test_a_read_waits_for_what_passes(name: str, proxy: FaultProxy, worker: Work
     assert fault.times == 0
 
 
-def test_a_read_survives_an_outage(proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
-    proxy.be_away(OUTAGE_S)
-    begin = time.monotonic()
-    answer = read(proxy, tmp_path)
-    assert [each["name"] for each in answer["nodes"]] == [NODE]
-    assert OUTAGE_S <= time.monotonic() - begin < OUTAGE_S + 15
-
-
 def test_a_retry_after_beyond_patience_is_not_waited_for(proxy: FaultProxy, cluster: Cluster) -> None:
     proxy.faults.append(Fault("/api/v1/nodes", 429, headers={"Retry-After": "3600"}, times=9))
     begin = time.monotonic()
@@ -141,10 +134,9 @@ def test_a_server_that_nobody_can_trust_is_not_asked_for_long(control_plane: Con
     known = json.loads(control_plane.kubeconfig.read_text())
     del known["clusters"][0]["cluster"]["certificate-authority"]
     (tmp_path / "untrusted.conf").write_text(json.dumps(known))
-    begin = time.monotonic()
     answer = run_module(tmp_path, "hami_device_info", {"kubeconfig": str(tmp_path / "untrusted.conf")})
     assert "CERTIFICATE_VERIFY_FAILED" in answer["msg"]
-    assert time.monotonic() - begin < 15
+    assert "(for " not in answer["msg"]
 
 
 def test_a_token_that_is_not_valid_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
@@ -154,15 +146,9 @@ def test_a_token_that_is_not_valid_is_said(control_plane: ControlPlane, tmp_path
     request = {"spec": {"expirationSeconds": 600}}
     token = control_plane.api.create(f"{accounts}/short-lived/token", request)["status"]["token"]
     kubeconfig = control_plane.write_kubeconfig("short-lived", {"token": token})
-    options = {"kubeconfig": str(kubeconfig)}
-    answer = run_module(tmp_path / "valid", "hami_device_info", options)
-    assert 'User "system:serviceaccount:default:short-lived" cannot list resource "nodes"' in answer["msg"]
     control_plane.api.delete(f"{accounts}/short-lived")
-    time.sleep(11)  # the API server keeps its answers on tokens for ten seconds
-    answer = run_module(tmp_path / "expired", "hami_device_info", options)
-    assert (
-        "401 Unauthorized: the token or certificate has expired or is not valid; get a new kubeconfig." in answer["msg"]
-    )
+    answer = run_module(tmp_path, "hami_device_info", {"kubeconfig": str(kubeconfig)})
+    assert "401 Unauthorized: the token or certificate has expired or is not valid; get a new" in answer["msg"]
     assert token not in json.dumps(answer)
 
 
@@ -176,16 +162,23 @@ def test_a_missing_right_is_named(kubeconfig_for: Callable[[str, Path | None], P
     )
 
 
-def test_pods_are_judged_through_an_outage(
-    control_plane: ControlPlane, proxy: FaultProxy, worker: Worker, tmp_path: Path
-) -> None:
-    """The API goes while the pods are watched, comes back, and nothing of the run is left."""
-    worker.before_placing = lambda pod: proxy.be_away(OUTAGE_S)
-    answer = verify(proxy.kubeconfig, tmp_path)
+def test_an_outage_is_survived(control_plane: ControlPlane, proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
+    """The API goes while pods are watched, and with it a read; it comes back, and nothing of the run is left."""
+    readers = ThreadPoolExecutor(1)
+    reads: list[Future[Object]] = []
+
+    def begin(_pod: Object) -> None:
+        proxy.be_away(OUTAGE_S)
+        reads.append(readers.submit(read, proxy, tmp_path / "read"))
+
+    worker.before_placing = begin
+    answer = verify(proxy.kubeconfig, tmp_path / "verify")
     worker.before_placing = lambda pod: None
     assert answer["passed"], answer
     assert answer["cleaned_up"]
     assert proxy.count("POST", "/pods$", 201) == 1
+    assert proxy.count("GET", "/version", 0) > 1
+    assert [each["name"] for each in reads[0].result()["nodes"]] == [NODE]
 
 
 @pytest.mark.parametrize(
