@@ -118,10 +118,41 @@ def _shorten(text: str, limit: int = 120) -> str:
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
+# Few digits, since int() refuses thousands of them with an error of its own.
+_INTEGER = re.compile(r"-?0*[0-9]{1,10}")
+
+
 def _integer(text: str, what: str, whole: str, minimum: int = 0) -> int:
-    if not re.fullmatch(r"-?[0-9]+", text) or not minimum <= int(text) <= _INT32_MAX:
-        raise HamiFormatError(f"{what} {text!r} in {_shorten(whole)} is no number from {minimum} to {_INT32_MAX}")
+    if not _INTEGER.fullmatch(text) or not minimum <= int(text) <= _INT32_MAX:
+        raise HamiFormatError(
+            f"{what} {_shorten(text)} in {_shorten(whole)} is no number from {minimum} to {_INT32_MAX}"
+        )
     return int(text)
+
+
+def _json_list(text: str, what: str) -> list[object]:
+    try:
+        entries = json.loads(text)
+    except RecursionError as error:
+        raise HamiFormatError(f"{what} {_shorten(text)} is nested too deeply") from error
+    except ValueError as error:
+        raise HamiFormatError(f"{what} {_shorten(text)} is not JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise HamiFormatError(f"{what} {_shorten(text)} is no JSON list")
+    return entries
+
+
+def _named(value: object) -> str:
+    """A value of JSON for a message, without what is nested in it."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return _shorten(value) if isinstance(value, str) else json.dumps(value, default=repr)
+
+
+# Half a pair: JSON can write it, and nobody can send it on.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 # --- the cards of a node -----------------------------------------------------------------
@@ -157,30 +188,27 @@ def parse_register(text: str) -> list[Card]:
 
 
 def _parse_register_json(text: str) -> list[Card]:
-    try:
-        entries = json.loads(text)
-    except ValueError as error:
-        raise HamiFormatError(f"register {_shorten(text)} is not JSON: {error}") from error
-    return [_card_from_json(entry, text) for entry in entries]
+    return [_card_from_json(entry, text) for entry in _json_list(text, "register")]
 
 
 def _card_from_json(entry: object, whole: str) -> Card:
     if not isinstance(entry, dict):
-        raise HamiFormatError(f"{_shorten(json.dumps(entry))} in register {_shorten(whole)} is no card")
+        raise HamiFormatError(f"{_named(entry)} in register {_shorten(whole)} is no card")
+    card = f"of card {_named(entry.get('id'))} in register {_shorten(whole)}"
     values: dict[str, object] = {}
     for name, attribute, kind in _REGISTER_FIELDS:
         value = entry.get(name)
         if value is None:
             value = kind()
         elif type(value) is not kind:  # pylint: disable=unidiomatic-typecheck  # True is an int
-            raise HamiFormatError(
-                f"{name} {json.dumps(value)} of card {_shorten(json.dumps(entry))} is no {kind.__name__}"
-            )
+            raise HamiFormatError(f"{name} {_named(value)} {card} is no {kind.__name__}")
         if isinstance(value, int) and not (-1 if name == "numa" else 0) <= value <= _INT32_MAX:
-            raise HamiFormatError(f"{name} {value} of card {_shorten(json.dumps(entry))} is out of range")
+            raise HamiFormatError(f"{name} {_named(value)} {card} is out of range")
+        if isinstance(value, str) and _SURROGATE.search(value):
+            raise HamiFormatError(f"{name} {_named(value)} {card} is no text")
         values[attribute] = value
     if not values["uuid"]:
-        raise HamiFormatError(f"card {_shorten(json.dumps(entry))} has no id")
+        raise HamiFormatError(f"a card in register {_shorten(whole)} has no id")
     return Card(**values)  # type: ignore[arg-type]
 
 
@@ -193,9 +221,9 @@ def _parse_register_colons(text: str) -> list[Card]:
 def _card_from_colons(part: str, whole: str) -> Card:
     fields = part.split(",")
     if len(fields) not in (7, 9) or not fields[0]:
-        raise HamiFormatError(f"card {part!r} in register {_shorten(whole)} has not 7 or 9 fields with an id")
+        raise HamiFormatError(f"card {_shorten(part)} in register {_shorten(whole)} has not 7 or 9 fields with an id")
     if fields[6] not in ("true", "false"):
-        raise HamiFormatError(f"health {fields[6]!r} of card {part!r} is neither true nor false")
+        raise HamiFormatError(f"health {_shorten(fields[6])} of card {_shorten(part)} is neither true nor false")
     return Card(
         uuid=fields[0],
         slots=_integer(fields[1], "count", part),
@@ -262,13 +290,71 @@ def parse_pair_scores(text: str) -> dict[str, dict[str, int]]:
 
     DecodePairScores, HAMi 2.10 pkg/device/devices.go.
     """
+    scores: dict[str, dict[str, int]] = {}
+    for entry in _json_list(text, "pair scores"):
+        if not isinstance(entry, dict) or not isinstance(entry.get("uuid"), str):
+            raise HamiFormatError(f"{_named(entry)} in pair scores {_shorten(text)} is no card with a uuid")
+        linked = entry.get("score") or {}
+        if not isinstance(linked, dict):
+            raise HamiFormatError(f"score {_named(linked)} in pair scores {_shorten(text)} is no object")
+        for other, score in linked.items():
+            if type(score) is not int:  # pylint: disable=unidiomatic-typecheck  # True is an int
+                raise HamiFormatError(f"score {_named(score)} of {other!r} in pair scores {_shorten(text)} is no int")
+        scores[entry["uuid"]] = linked
+    return scores
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """Where scheduler and plugin of a node are in telling each other that they live.
+
+    state is requesting (the scheduler asked; the only one since 2.8), reported (the plugin answered) or
+    deleted (it did not). ``at`` is without time zone, as it is written: the clock is its writer's.
+    """
+
+    state: str
+    at: datetime
+
+
+_HANDSHAKE = re.compile(
+    r"(Requesting_|Reported |Deleted_)([0-9]{4})([-.])([0-9]{2})\3([0-9]{2} [0-9:]{8})(.*)", re.DOTALL
+)
+
+
+def parse_handshake(text: str) -> Handshake:
+    """Read hami.io/node-handshake: Requesting_2026-06-14 15:05:03, or what 2.7 and older write too.
+
+    CheckHealth, HAMi 2.10 pkg/device/devices.go; RegistrInAnnotation, HAMi 2.6
+    pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
+    """
+    match = _HANDSHAKE.fullmatch(text)
     try:
-        entries = json.loads(text)
-        return {
-            entry["uuid"]: {other: int(score) for other, score in entry.get("score", {}).items()} for entry in entries
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise HamiFormatError(f"pair scores {_shorten(text)} cannot be read: {error}") from error
+        if match is None:
+            raise ValueError("it has another form")
+        at = datetime.strptime(f"{match[2]}-{match[4]}-{match[5]}", "%Y-%m-%d %H:%M:%S")
+    except ValueError as error:
+        raise HamiFormatError(
+            f"handshake {_shorten(text)} is not like Requesting_2026-06-14 15:05:03: {error}"
+        ) from error
+    return Handshake(match[1].rstrip("_ ").lower(), at)
+
+
+def older_than_2_6(annotations: Mapping[str, str]) -> str:
+    """What in a node's annotations only a HAMi before 2.6 writes; empty if nothing.
+
+    Up to 2.2 keys began with 4pd.io (pkg/util/types.go); up to 2.4 the handshake's date had dots and a
+    card seven fields (CheckHealth in pkg/scheduler/scheduler.go, EncodeNodeDevices in pkg/util/util.go).
+    What 2.5 writes is what 2.6 writes.
+    """
+    old_key = next((key for key in sorted(annotations) if key.startswith("4pd.io/")), "")
+    if old_key:
+        return f"annotation {old_key}"
+    if re.match(r"(Requesting|Deleted)_[0-9]{4}\.", annotations.get(NODE_HANDSHAKE, "")):
+        return f"handshake {_shorten(annotations[NODE_HANDSHAKE])}"
+    register = annotations.get(NODE_REGISTER, "").strip()
+    if not register.startswith("[") and any(card.count(",") == 6 for card in register.split(":")):
+        return f"register {_shorten(register)} with seven fields a card"
+    return ""
 
 
 def format_handshake(at: datetime) -> str:
@@ -299,14 +385,14 @@ def _parse_container(part: str, whole: str) -> tuple[Share, ...]:
     if not part:
         return ()
     if not part.endswith(":"):
-        raise HamiFormatError(f"container {part!r} in allocation {_shorten(whole)} does not end with a colon")
+        raise HamiFormatError(f"container {_shorten(part)} in allocation {_shorten(whole)} does not end with a colon")
     return tuple(_parse_share(share, whole) for share in part[:-1].split(":"))
 
 
 def _parse_share(part: str, whole: str) -> Share:
     fields = part.split(",")
     if len(fields) != 4 or not fields[0]:
-        raise HamiFormatError(f"share {part!r} in allocation {_shorten(whole)} is not UUID,type,memory,cores")
+        raise HamiFormatError(f"share {_shorten(part)} in allocation {_shorten(whole)} is not UUID,type,memory,cores")
     return Share(fields[0], fields[1], _integer(fields[2], "memory", part), _integer(fields[3], "cores", part))
 
 
@@ -324,7 +410,7 @@ def _format_share(share: Share) -> str:
 
 # --- the lock of a node ------------------------------------------------------------------
 
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_RFC3339 = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})")
 
 
 def parse_lock(text: str) -> Lock:
@@ -437,13 +523,10 @@ def _declared_integer(node: str, declaration: Mapping[str, object], key: str, de
     if value is None:
         return default
     # Ansible hands numbers from --extra-vars over as strings.
-    if (
-        isinstance(value, bool)
-        or not re.fullmatch(r"-?[0-9]+", str(value))
-        or not minimum <= int(str(value)) <= _INT32_MAX
-    ):
-        raise HamiFormatError(f"{node}: card {key} {value!r} is no number from {minimum} to {_INT32_MAX}.")
-    return int(str(value))
+    number = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+    if isinstance(number, bool) or not isinstance(number, int) or not minimum <= number <= _INT32_MAX:
+        raise HamiFormatError(f"{node}: card {key} {_named(value)} is no number from {minimum} to {_INT32_MAX}.")
+    return number
 
 
 def _declared_text(node: str, declaration: Mapping[str, object], key: str, default: str) -> str:

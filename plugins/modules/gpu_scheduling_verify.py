@@ -65,10 +65,14 @@ options:
       cores:
         description: Compute of each card, in percent of it (V(nvidia.com/gpucores)).
         type: int
+      priority:
+        description: Priority of its work on a card that it shares, 0 is high and 1 is low (V(nvidia.com/priority)).
+        type: int
       containers:
         description:
-          - The containers of each pod, for pods of more than one.
-          - Excludes O(cases[].cards), O(cases[].memory_mib), O(cases[].memory_percent) and O(cases[].cores).
+          - The containers of each pod, for pods of more than one. One that asks for nothing gets no card.
+          - Excludes O(cases[].cards), O(cases[].memory_mib), O(cases[].memory_percent), O(cases[].cores) and
+            O(cases[].priority).
         type: list
         elements: dict
         suboptions:
@@ -83,6 +87,9 @@ options:
             type: int
           cores:
             description: Compute of each card, in percent of it.
+            type: int
+          priority:
+            description: Priority of its work on a card that it shares, 0 is high and 1 is low.
             type: int
           init:
             description: Whether it is an init container.
@@ -124,7 +131,8 @@ options:
         description: Priority class of the pods.
         type: str
       while_running:
-        description: The pods are created once those of these cases run, which go on running until this case is decided.
+        description:
+          - The pods are created once those of these cases have their shares, and keep them until this case is decided.
         type: list
         elements: str
       after:
@@ -139,27 +147,44 @@ options:
           outcome:
             description:
               - V(placed) is a pod that runs with its share allocated and the node's lock released,
-                V(refused) one that the scheduler finds no card for, V(denied) one that is not admitted.
+                V(refused) one that the scheduler finds no card for, V(denied) one that is not admitted,
+                V(over_quota) one that is denied or refused because of O(quota).
             type: str
-            choices: [placed, refused, denied]
+            choices: [placed, refused, denied, over_quota]
             required: true
           reason:
-            description: HAMi's reason for refusing it, for example V(CardInsufficientCore).
+            description:
+              - HAMi's reason for refusing it, for example V(CardInsufficientCore), and no other reason. What the case
+                rules out itself by type and UUID does not count, nor do nodes without cards.
             type: str
+          other_reasons:
+            description: Whether other cards and nodes may refuse it for other reasons than O(cases[].expect.reason).
+            type: bool
+            default: false
           denial:
             description: Part of the message with which it is denied.
             type: str
           node:
-            description: The node that it must be placed on.
+            description: The node that it must be placed on, or be refused on for the reason.
             type: str
           uuid:
-            description: A card that it must be placed on.
+            description: A card that it must be placed on, or the only one that it may use and is refused on.
             type: str
           spread:
             description: Whether the shares of all pods must be on one card, or each on a card of its own.
             type: str
             choices: [any, one_card, distinct_cards]
             default: any
+  quota:
+    description: A quota of the run's namespace, for all cases together.
+    type: dict
+    suboptions:
+      memory_mib:
+        description: Memory of all cards together, in MiB (V(limits.nvidia.com/gpumem)).
+        type: int
+      cores:
+        description: Compute of all cards together, in percent of one card (V(limits.nvidia.com/gpucores)).
+        type: int
   image:
     description:
       - Image of the containers. It needs V(sh), V(env), V(grep) and V(sleep), unless O(command) is given.
@@ -167,7 +192,8 @@ options:
     required: true
   command:
     description:
-      - Command of the containers, instead of one that tells the limits that it sees and sleeps.
+      - Command of the containers, instead of one that tells the limits that it sees.
+      - That one sleeps until the case is decided where other pods are tried beside it, and else ends by itself.
     type: list
     elements: str
   read_limits:
@@ -175,6 +201,10 @@ options:
       - Whether to read from the containers' logs the limits that they see. Needs the default O(command).
     type: bool
     default: true
+  scheduler_name:
+    description: Name of HAMi's scheduler in pods.
+    type: str
+    default: hami-scheduler
   timeout_s:
     description: Time for all cases together, in seconds. A case that is not decided by then is judged as it stands.
     type: int
@@ -217,6 +247,22 @@ EXAMPLES = r"""
       - name: too-big
         memory_mib: 100000
         expect: {outcome: refused, reason: CardInsufficientMemory}
+
+- name: A card takes a small share, and nobody gets the whole of it meanwhile
+  tenantry.gpu.gpu_scheduling_verify:
+    kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
+    image: tenantry/gpu-simulator:0.1.0
+    cases:
+      - name: small
+        memory_mib: 1000
+        cores: 10
+        use_uuids: [GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e]
+        expect: {outcome: placed, node: a-worker-0}
+      - name: whole
+        cores: 100
+        memory_mib: 1000
+        while_running: [small]
+        expect: {outcome: refused, reason: CardInsufficientCore, uuid: GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e}
 """
 
 RETURN = r"""
@@ -318,6 +364,10 @@ cases:
           type: list
           elements: str
           sample: []
+        reasons_by_node:
+          description: HAMi's reasons for each node, as far as its events name nodes.
+          type: dict
+          sample: {}
         events:
           description: Its events.
           type: list
@@ -337,7 +387,8 @@ cleaned_up:
 import secrets
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
@@ -347,12 +398,18 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
     connect,
     new_module,
 )
-from ansible_collections.tenantry.gpu.plugins.module_utils._hami import NODE_LOCK, HamiFormatError, parse_lock
+from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
+    NODE_LOCK,
+    SCHEDULER_NAME,
+    HamiFormatError,
+    parse_lock,
+)
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     LABEL_RUN,
     SERVICE_ACCOUNT,
     Case,
     CaseError,
+    Limit,
     Seen,
     Setting,
     case_from_options,
@@ -360,6 +417,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     judge,
     limits_from_log,
     pod_of,
+    refused_as_expected,
     settled,
 )
 
@@ -369,17 +427,22 @@ OTHER_REASON_S = 8
 COMPLETION_S = 5
 CLEAN_UP_S = 20
 STALE_AFTER_S = 3600
+# HAMi reads a quota a moment after Kubernetes does, which says so unless nobody runs its controllers.
+QUOTA_S = 2
 EXPIRES = "tenantry.gpu/verify-expires"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 CONTAINER_OPTIONS: dict[str, Any] = {
     "cards": {"type": "int"},
     "memory_mib": {"type": "int"},
     "memory_percent": {"type": "int"},
     "cores": {"type": "int"},
+    "priority": {"type": "int"},
 }
 EXPECT_OPTIONS: dict[str, Any] = {
-    "outcome": {"type": "str", "choices": ["placed", "refused", "denied"], "required": True},
+    "outcome": {"type": "str", "choices": ["placed", "refused", "denied", "over_quota"], "required": True},
     "reason": {"type": "str"},
+    "other_reasons": {"type": "bool", "default": False},
     "denial": {"type": "str"},
     "node": {"type": "str"},
     "uuid": {"type": "str"},
@@ -410,9 +473,11 @@ CASE_OPTIONS: dict[str, Any] = {
 }
 OPTIONS: dict[str, Any] = {
     "cases": {"type": "list", "elements": "dict", "required": True, "options": CASE_OPTIONS},
+    "quota": {"type": "dict", "options": {"memory_mib": {"type": "int"}, "cores": {"type": "int"}}},
     "image": {"type": "str", "required": True},
     "command": {"type": "list", "elements": "str"},
     "read_limits": {"type": "bool", "default": True},
+    "scheduler_name": {"type": "str", "default": SCHEDULER_NAME},
     "timeout_s": {"type": "int", "default": 120},
     "on_mismatch": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
 }
@@ -423,11 +488,15 @@ class InterruptedRunError(Exception):
 
 
 class Progress:
-    """One case on its way: waiting, created, decided, deleted, gone."""
+    """One case on its way: waiting, created, decided, deleted, gone.
 
-    def __init__(self, case: Case) -> None:
+    holds: its pods keep their shares until they are deleted, because others are tried beside them.
+    """
+
+    def __init__(self, case: Case, holds: bool, hami: str) -> None:
         self.case = case
-        self.pods = [Seen(name) for name in case.pod_names()]
+        self.holds = holds
+        self.pods = [Seen(name, hami, case.ordered) for name in case.pod_names()]
         self.created_at: float | None = None
         self.decided_at: float | None = None
         self.ending_since: float | None = None
@@ -438,21 +507,22 @@ class Progress:
         return self.deleted and all(seen.gone or seen.pod is None for seen in self.pods)
 
     @property
-    def runs(self) -> bool:
-        return self.decided_at is not None and not self.deleted and all(seen.running for seen in self.pods)
+    def holds_shares(self) -> bool:
+        return not self.deleted and all(seen.allocated for seen in self.pods)
 
 
 class Run:
     """All cases in a namespace of their own, from its creation to its deletion."""
 
-    def __init__(self, cluster: Cluster, cases: list[Case], image: str, command: list[str], read_limits: bool) -> None:
-        self._cluster = cluster
-        self._read_limits = read_limits and not command
-        run = secrets.token_hex(4)
-        self.namespace = f"gpu-verify-{run}"
-        self._setting = Setting(run, self.namespace, image, tuple(command))
-        self.progress = {case.name: Progress(case) for case in cases}
-        self._seen = {seen.name: seen for progress in self.progress.values() for seen in progress.pods}
+    def __init__(
+        self, cluster: Cluster, cases: list[Case], setting: Setting, read_limits: bool, limit: Limit, hami: str
+    ) -> None:
+        self._cluster, self._setting, self._limit = cluster, setting, limit
+        self._read_limits = read_limits and not setting.command
+        self.namespace = setting.namespace
+        beside = {name for case in cases for name in case.while_running}
+        self.progress = {case.name: Progress(case, case.replicas > 1 or case.name in beside, hami) for case in cases}
+        self._by_pod = {seen.name: (each, seen) for each in self.progress.values() for seen in each.pods}
         self._path = f"/api/v1/namespaces/{self.namespace}"
         self._follower: Follower | None = None
         self.cleaned_up = False
@@ -469,7 +539,8 @@ class Run:
             for progress in self.progress.values():
                 self._decide(progress)
         finally:
-            self._clean_up()
+            with _uninterrupted():
+                self._clean_up()
 
     def _create_namespace(self, timeout_s: float) -> None:
         self._delete_stale()
@@ -480,6 +551,18 @@ class Run:
         }
         self._cluster.create("/api/v1/namespaces", {"metadata": metadata})
         self._cluster.create(f"{self._path}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
+        if self._limit.hard():
+            self._create_quota()
+
+    def _create_quota(self) -> None:
+        path = f"{self._path}/resourcequotas"
+        self._cluster.create(path, {"metadata": {"name": SERVICE_ACCOUNT}, "spec": {"hard": self._limit.hard()}})
+        deadline = time.monotonic() + QUOTA_S
+        while time.monotonic() < deadline:
+            quota = self._cluster.get(f"{path}/{SERVICE_ACCOUNT}")
+            if (quota.get("status") or {}).get("hard"):
+                return
+            time.sleep(POLL_S)
 
     def _delete_stale(self) -> None:
         for namespace in self._cluster.list("/api/v1/namespaces", labelSelector=LABEL_RUN):
@@ -495,7 +578,7 @@ class Run:
                 if self._hopeless(case):
                     progress.created_at = progress.decided_at = time.monotonic()
                     progress.deleted = True
-                elif all(self.progress[name].runs for name in case.while_running) and all(
+                elif all(self.progress[name].holds_shares for name in case.while_running) and all(
                     self.progress[name].gone for name in case.after
                 ):
                     self._create(progress)
@@ -507,9 +590,9 @@ class Run:
                 self._delete(progress)
 
     def _hopeless(self, case: Case) -> bool:
-        """Whether a case on which this one waits has ended without ever running."""
+        """Whether a case beside which this one is to be tried was decided and has no shares to keep."""
         others = (self.progress[name] for name in case.while_running)
-        return any(other.decided_at and not other.runs for other in others)
+        return any(other.decided_at and not other.holds_shares for other in others)
 
     def _needed(self, case: Case) -> bool:
         return any(case.name in other.case.while_running and not other.decided_at for other in self.progress.values())
@@ -517,31 +600,48 @@ class Run:
     def _create(self, progress: Progress) -> None:
         progress.created_at = time.monotonic()
         for seen in progress.pods:
-            pod = pod_of(progress.case, seen.name, self._setting)
+            pod = pod_of(progress.case, seen.name, self._setting, progress.holds)
             try:
-                seen.pod = self._cluster.create(f"{self._path}/pods", pod)
+                seen.pod = self._submit(pod)
             except ClusterError as error:
                 # What did not reach admission says nothing of the pod: it is an error of the run.
                 if error.status not in (400, 403, 422, 500) or "cannot create resource" in str(error):
                     raise
                 seen.denied = str(error)
 
+    def _submit(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """Create a pod. One whose answer was lost is sent again: its name is nobody else's."""
+        path = f"{self._path}/pods"
+        try:
+            return self._cluster.create(path, pod)
+        except ClusterError as error:
+            if error.status not in (0, 409, 502, 503, 504):
+                raise
+        try:
+            return self._cluster.create(path, pod)
+        except ClusterError as error:
+            if error.status != 409:
+                raise
+        return self._cluster.get(f"{path}/{pod['metadata']['name']}")
+
     def _take_news(self, follower: Follower, timeout_s: float) -> None:
         news = follower.next(timeout_s)
         while news:
             name, pod = news
-            seen = self._seen.get(name)
-            if seen:
+            progress, seen = self._by_pod.get(name, (None, None))
+            if progress and seen:
                 seen.gone = pod is None
                 # What was decided stays as it was then; what follows is its deletion.
                 if pod and not seen.decided:
                     seen.pod = pod
+                if seen.gone and not progress.deleted:
+                    seen.lost = seen.lost or "it was deleted by somebody else"
             news = follower.next(0)
 
     def _look_closer(self, progress: Progress) -> None:
         """Fetch what the watch does not tell: events of refused pods, limits and lock of running ones."""
         for seen in progress.pods:
-            if seen.unschedulable and not (seen.events and progress.case.expect.reason in ("", *seen.reasons)):
+            if seen.unschedulable and not refused_as_expected(progress.case, seen):
                 self._read_events([seen])
             if seen.running and self._read_limits and not seen.limits:
                 seen.limits = self._limits(progress.case, seen)
@@ -554,7 +654,8 @@ class Run:
             # Limits and lock follow a moment after the phase turns to success.
             complete = all(self._complete(seen) for seen in pods if seen.running)
             return complete or self._patience_is_over(progress, COMPLETION_S)
-        otherwise = case.expect.outcome == "refused" and all(seen.unschedulable for seen in pods)
+        refusable = case.expect.outcome in ("refused", "over_quota")
+        otherwise = all(settled(case, seen) or seen.cannot_start or (refusable and seen.unschedulable) for seen in pods)
         return otherwise and self._patience_is_over(progress, OTHER_REASON_S)
 
     def _complete(self, seen: Seen) -> bool:
@@ -588,7 +689,9 @@ class Run:
         for position in order:
             try:
                 log = self._cluster.text(f"{self._path}/pods/{seen.name}/log", container=f"c{position}")
-            except ClusterError:
+            except ClusterError as error:
+                if error.status in (401, 403):
+                    raise
                 return []
             limits = limits_from_log(log)
             if limits is None:
@@ -596,8 +699,14 @@ class Run:
             found.append(limits)
         return found
 
-    def _lock_released(self, seen: Seen) -> bool:
-        node = self._cluster.get(f"/api/v1/nodes/{seen.node}")
+    def _lock_released(self, seen: Seen) -> bool | None:
+        try:
+            node = self._cluster.get(f"/api/v1/nodes/{seen.node}")
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            seen.lost = f"node {seen.node} is gone"
+            return None
         text = (node["metadata"].get("annotations") or {}).get(NODE_LOCK)
         try:
             lock = parse_lock(text) if text else None
@@ -614,12 +723,15 @@ class Run:
     def _clean_up(self) -> None:
         """Delete all that was created; wait, within bounds, until no pod is left."""
         started = time.monotonic()
+        asked_at = 0.0
         while time.monotonic() - started < CLEAN_UP_S and not self.cleaned_up:
             # A pod whose kubelet does not answer goes only by force.
-            force = {"gracePeriodSeconds": "0"} if time.monotonic() - started > CLEAN_UP_S / 2 else {}
+            by_force = time.monotonic() - started > CLEAN_UP_S / 2
             with suppress(ClusterError):
-                self._cluster.delete(f"{self._path}/pods", **force)
-                self._cluster.delete(self._path)
+                if not asked_at or by_force:
+                    self._cluster.delete(f"{self._path}/pods", **({"gracePeriodSeconds": "0"} if by_force else {}))
+                    self._cluster.delete(self._path)
+                    asked_at = time.monotonic()
                 self.cleaned_up = not any(self._cluster.list(f"{self._path}/pods"))
             if not self.cleaned_up:
                 time.sleep(POLL_S)
@@ -654,34 +766,51 @@ class Run:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    signal.signal(number, signal.SIG_IGN)
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise InterruptedRunError(f"interrupted by {signal.Signals(number).name}")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait, for good, until what must be done is done."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main() -> None:
     module = new_module(OPTIONS)
     params = module.params
+    limit = Limit(**(params["quota"] or {}))
     try:
         cases = [case_from_options(options) for options in params["cases"]]
-        check_order(cases)
+        check_order(cases, limit)
     except CaseError as error:
         module.fail_json(msg=str(error))
     if module.check_mode:
         module.exit_json(changed=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, _interrupt)
+    name = secrets.token_hex(4)
+    setting = Setting(name, f"gpu-verify-{name}", params["image"], tuple(params["command"] or ()))
     run: Run | None = None
     failure = ""
     try:
-        run = Run(connect(module), cases, params["image"], params["command"] or [], params["read_limits"])
+        run = Run(connect(module), cases, setting, params["read_limits"], limit, params["scheduler_name"])
         run.run(params["timeout_s"])
     except (ClusterError, InterruptedRunError) as error:
         failure = str(error)
     results = run.results() if run else []
     more = {"namespace": run.namespace, "cases": results, "cleaned_up": run.cleaned_up} if run else {}
-    passed = not failure and all(result["passed"] for result in results)
+    if run and not run.cleaned_up:
+        module.warn(f"Namespace {run.namespace} may be left; delete it, or leave it to the next run after an hour.")
     if failure:
         module.fail_json(msg=failure, passed=False, **more)
+    passed = all(result["passed"] for result in results)
     if not passed and params["on_mismatch"] == "fail":
         module.fail_json(
             msg="; ".join(result["verdict"] for result in results if not result["passed"]), passed=False, **more

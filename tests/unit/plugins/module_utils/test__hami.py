@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
+import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -15,6 +16,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     PROFILES,
     Card,
     HamiFormatError,
+    Handshake,
     Lock,
     Share,
     cards_from_profiles,
@@ -23,12 +25,16 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     format_handshake,
     format_lock,
     format_register,
+    older_than_2_6,
     parse_allocation,
     parse_cordon,
+    parse_handshake,
     parse_lock,
     parse_pair_scores,
     parse_register,
 )
+
+REGISTER_KEYS = ("id", "index", "count", "devmem", "devcore", "type", "numa", "mode", "health", "uuid", "score")
 
 INT32 = st.integers(0, 2**31 - 1)
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters=",:;"), min_size=1)
@@ -92,11 +98,68 @@ def test_a_cordon_is_read_as_written(uuids):
     assert parse_cordon(format_cordon(uuids)) == uuids
 
 
-@given(st.text())
+# What comes close to a format: its own separators and keys around anything, also what JSON alone can say.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(REGISTER_KEYS) | st.text(), inner),
+)
+NEARLY = st.lists(
+    st.sampled_from((",", ":", ";", "[", "{", '"', "GPU-a", "true", "-", "Requesting_", "T", "Z", "9" * 5000))
+    | st.integers().map(str)
+    | st.text(st.characters()),
+).map("".join)
+PARSERS = (parse_register, parse_allocation, parse_lock, parse_cordon, parse_pair_scores, parse_handshake)
+
+
+def bare(text):
+    return re.sub(r"""['"\\\\]""", "", repr(text))
+
+
+def refusal(parse, text):
+    try:
+        parse(text)
+    except HamiFormatError as error:
+        return str(error)
+    return ""
+
+
+@given(st.one_of(st.text(st.characters()), NEARLY, JSON.map(json.dumps)))
 def test_any_text_is_read_or_named(text):
-    for parse in (parse_register, parse_allocation, parse_lock, parse_pair_scores):
-        with contextlib.suppress(HamiFormatError):
-            parse(text)
+    older_than_2_6({"hami.io/node-handshake": text, "hami.io/node-nvidia-register": text})
+    for parse in PARSERS:
+        problem = refusal(parse, text)
+        # Named as far as one line holds it, and fit to be sent on.
+        assert not problem or (bare(text.strip()[:20]) in bare(problem) and len(problem.encode()) < 2000)
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '[{"id":' * 20_000,
+        '[{"id":"a","count":' + "9" * 5000 + "}]",
+        '[{"id":"a","count":NaN}]',
+        '[{"id":"a","numa":-Infinity}]',
+        '[{"uuid":"a","score":{"b":1e999}}]',
+        '[{"uuid":["a"]}]',
+        '[{"uuid":"a","score":[1]}]',
+        '[{"id":"\\ud800"}]',
+        "GPU-a," + "9" * 5000 + ",1,1,NVIDIA,0,true:",
+        "GPU-a,NVIDIA," + "9" * 5000 + ",30:;",
+        "000\u0661-01-01T00:00:00Z,a,b",
+        "0001-01-01T00:00:00+99:99,a,b",
+        "Requesting_2026-13-14 15:05:03",
+        "Requesting_202\u0666-06-14 15:05:03",
+    ],
+)
+def test_hostile_text_is_named(parse, text):
+    if parse is parse_cordon:
+        parse(text)
+        return
+    with pytest.raises(HamiFormatError) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 700
 
 
 def test_a_register_is_written_as_hami_writes_it():
@@ -210,6 +273,34 @@ def test_a_lock_that_cannot_be_written_is_refused(lock):
 
 def test_a_handshake_is_stamped_as_hami_stamps_it():
     assert format_handshake(datetime(2026, 6, 14, 15, 5, 3)) == "Requesting_2026-06-14 15:05:03"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "at"),
+    [
+        ("Requesting_2026-06-14 15:05:03", "requesting", datetime(2026, 6, 14, 15, 5, 3)),
+        ("Requesting_2026.06.14 15:05:03", "requesting", datetime(2026, 6, 14, 15, 5, 3)),
+        ("Reported 2026-06-14 15:05:03.123456789 +0000 UTC m=+0.01", "reported", datetime(2026, 6, 14, 15, 5, 3)),
+        ("Deleted_2026-06-14 15:05:03", "deleted", datetime(2026, 6, 14, 15, 5, 3)),
+    ],
+)
+def test_a_handshake_is_read_as_any_version_wrote_it(text, state, at):
+    assert parse_handshake(text) == Handshake(state, at)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "sign"),
+    [
+        ({}, ""),
+        ({"hami.io/node-nvidia-register": A100, "hami.io/node-handshake": "Requesting_2026-06-14 15:05:03"}, ""),
+        ({"hami.io/node-nvidia-register": "GPU-a,10,1,100,NVIDIA,0,true,0,hami-core:"}, ""),
+        ({"hami.io/node-nvidia-register": "GPU-a,10,1,100,NVIDIA,0,true:"}, "with seven fields a card"),
+        ({"hami.io/node-handshake": "Requesting_2026.06.14 15:05:03"}, "handshake 'Requesting_2026.06"),
+        ({"4pd.io/node-nvidia-register": "GPU-a"}, "annotation 4pd.io/node-nvidia-register"),
+    ],
+)
+def test_what_only_old_versions_write_is_recognised(annotations, sign):
+    assert sign in older_than_2_6(annotations) and bool(sign) == bool(older_than_2_6(annotations))
 
 
 def test_pair_scores():

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import queue
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +20,15 @@ pytest.importorskip("kubernetes")
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import ClusterError
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     LIMITS_END,
+    Limit,
+    Setting,
     case_from_options,
 )
 from ansible_collections.tenantry.gpu.plugins.modules import gpu_scheduling_verify as module
 
 Object = dict[str, Any]
 
+NO_LIMIT = Limit()
 SHARE = "GPU-1,NVIDIA,20000,30:;"
 LOG = f"CUDA_DEVICE_MEMORY_LIMIT_0=20000m\nCUDA_DEVICE_SM_LIMIT=30\n{LIMITS_END}\n"
 
@@ -53,6 +58,8 @@ class FakeCluster:
         self.created: list[str] = []
         self.log = LOG
         self.lock = ""
+        self.quotas: list[Object] = []
+        self.lose_answers = 0
         self.fail: dict[str, ClusterError] = {}
         self._changes: queue.Queue[tuple[str, Object]] = queue.Queue()
 
@@ -65,9 +72,16 @@ class FakeCluster:
         if path.endswith("/namespaces"):
             self.namespaces[name] = body
         elif path.endswith("/pods"):
+            if name in self.pods:
+                raise ClusterError("already exists", 409)
             self.created.append(name)
             self.pods[name] = self._scheduled(body)
             self._changes.put(("ADDED", copy.deepcopy(self.pods[name])))
+            if self.lose_answers:
+                self.lose_answers -= 1
+                raise ClusterError("connection reset")
+        elif path.endswith("/resourcequotas"):
+            self.quotas.append(body)
         return body
 
     def _scheduled(self, pod: Object) -> Object:
@@ -80,6 +94,8 @@ class FakeCluster:
         if fate.get("nodeName"):
             pod["spec"]["nodeName"] = fate["nodeName"]
         pod["status"] = {"phase": fate.get("phase", "Pending"), "conditions": []}
+        if fate.get("waiting"):
+            pod["status"]["containerStatuses"] = [{"name": "c0", "state": {"waiting": {"reason": fate["waiting"]}}}]
         if fate.get("condition"):
             condition = {"type": "PodScheduled", "status": "False", "message": fate["condition"]}
             pod["status"]["conditions"].append(condition)
@@ -90,6 +106,10 @@ class FakeCluster:
 
     def get(self, path: str, **query: str) -> Object:
         self._maybe_fail(f"GET {path.rsplit('/', 1)[1]}")
+        if "/resourcequotas/" in path:
+            return {**self.quotas[0], "status": {"hard": self.quotas[0]["spec"]["hard"]}}
+        if "/pods/" in path:
+            return self.pods[path.rsplit("/", 1)[1]]
         if "/nodes/" in path:
             return {"metadata": {"annotations": {"hami.io/mutex.lock": self.lock} if self.lock else {}}}
         return {"metadata": {"resourceVersion": "1"}, "items": list(self.pods.values())}
@@ -99,6 +119,7 @@ class FakeCluster:
         return iter([*kinds[path.rsplit("/", 1)[1]]])
 
     def text(self, path: str, **query: str) -> str:
+        self._maybe_fail("GET log")
         return self.log
 
     def delete(self, path: str, **query: str) -> None:
@@ -123,8 +144,13 @@ def cases(*options: Object) -> list[Any]:
     return [case_from_options({"name": f"case-{number}", **base, **each}) for number, each in enumerate(options)]
 
 
+def new_run(cluster: FakeCluster, *options: Object, limit: Limit = NO_LIMIT) -> Any:
+    setting = Setting("1f3a", "gpu-verify-1f3a", "image")
+    return module.Run(cluster, cases(*options), setting, True, limit, "hami-scheduler")  # type: ignore[arg-type]
+
+
 def run(cluster: FakeCluster, *options: Object, timeout_s: float = 5) -> Any:
-    run = module.Run(cluster, cases(*options), "image", [], True)  # type: ignore[arg-type]
+    run = new_run(cluster, *options)
     run.run(timeout_s)
     return run
 
@@ -217,7 +243,7 @@ def test_at_the_timeout_a_case_is_judged_as_it_stands(fate: Object, broke_at: st
 
 def test_a_lock_that_stays_is_a_failure() -> None:
     cluster = FakeCluster(place)
-    done = module.Run(cluster, cases({}), "image", [], True)  # type: ignore[arg-type]
+    done = new_run(cluster, {})
     cluster.lock = f"2026-06-14T15:05:03Z,{done.namespace},case-0-0"
     done.run(5)
     (result,) = done.results()
@@ -238,6 +264,7 @@ def test_another_pods_lock_is_none_of_ours() -> None:
         ("POST serviceaccounts", ClusterError("no", 403)),
         ("GET n1", ClusterError("nodes is forbidden", 403)),
         ("WATCH pods", ClusterError("Unauthorized", 401)),
+        ("GET log", ClusterError("cannot get resource pods/log", 403)),
     ],
 )
 def test_an_error_in_mid_run_cleans_up(call: str, error: ClusterError) -> None:
@@ -266,3 +293,84 @@ def test_what_a_killed_run_left_is_deleted_and_a_living_ones_is_not() -> None:
         cluster.namespaces[name] = {"metadata": {"name": name, "annotations": annotations}}
     run(cluster, {})
     assert set(cluster.namespaces) == {"alive"}
+
+
+def test_a_pod_that_nobody_waits_beside_ends_by_itself() -> None:
+    cluster = FakeCluster(lambda pod: {})
+    commands: dict[str, str] = {}
+
+    def scheduler(pod: Object) -> Object:
+        commands[pod["metadata"]["name"]] = pod["spec"]["containers"][0]["command"][-1]
+        return {**place(pod), "phase": "Running" if "sleep" in commands[pod["metadata"]["name"]] else "Succeeded"}
+
+    cluster.scheduler = scheduler
+    done = run(cluster, {"name": "two", "replicas": 2}, {"name": "held"}, {"name": "beside", "while_running": ["held"]})
+    assert all(result["passed"] for result in done.results())
+    assert {name for name, command in commands.items() if "sleep" in command} == {"two-0", "two-1", "held-0"}
+
+
+def test_a_pod_that_somebody_deletes_is_lost() -> None:
+    cluster = FakeCluster(lambda pod: {**place(pod), "phase": "Pending"})
+    create = cluster.create
+
+    def created_and_deleted(path: str, body: Object, **query: str) -> Object:
+        made = create(path, body, **query)
+        if path.endswith("/pods"):
+            cluster.delete(f"{path}/{body['metadata']['name']}")
+        return made
+
+    cluster.create = created_and_deleted  # type: ignore[method-assign]
+    (result,) = run(cluster, {}).results()
+    assert (result["passed"], result["broke_at"]) == (False, "start")
+    assert "it was deleted by somebody else" in result["verdict"]
+
+
+def test_a_node_that_vanishes_loses_its_pods() -> None:
+    cluster = FakeCluster(place)
+    cluster.fail["GET n1"] = ClusterError("not found", 404)
+    (result,) = run(cluster, {}).results()
+    assert (result["passed"], result["broke_at"]) == (False, "start")
+    assert "node n1 is gone" in result["verdict"]
+
+
+def test_a_pod_whose_creation_got_no_answer_is_there_once() -> None:
+    cluster = FakeCluster(place)
+    cluster.lose_answers = 1
+    assert run(cluster, {}).results()[0]["passed"]
+    assert cluster.created == ["case-0-0"]
+
+
+def test_an_image_that_cannot_be_had_is_not_waited_for_to_the_end() -> None:
+    cluster = FakeCluster(lambda pod: {**place(pod), "phase": "Pending", "waiting": "ImagePullBackOff"})
+    (result,) = run(cluster, {}, timeout_s=20).results()
+    assert (result["passed"], result["broke_at"]) == (False, "start")
+    assert "ImagePullBackOff" in result["verdict"] and result["duration_s"] < 5
+
+
+@pytest.mark.parametrize("fate", [{"denied": "exceeding resource quota"}, refuse("ResourceQuotaNotFit")({})])
+def test_a_quota_is_there_before_the_pods_and_refuses(fate: Object) -> None:
+    cluster = FakeCluster(lambda pod: fate if cluster.quotas else {})
+    done = new_run(cluster, {"expect": {"outcome": "over_quota"}}, limit=Limit(memory_mib=1000))
+    done.run(5)
+    assert done.results()[0]["passed"]
+    assert cluster.quotas[0]["spec"]["hard"] == {"limits.nvidia.com/gpumem": "1000"}
+
+
+def test_a_signal_while_cleaning_up_does_not_stop_it() -> None:
+    cluster = FakeCluster(place)
+    before = signal.signal(signal.SIGTERM, module._interrupt)
+    delete = cluster.delete
+
+    def interrupted(path: str, **query: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        delete(path, **query)
+
+    try:
+        done = new_run(cluster, {"expect": {"outcome": "denied"}})
+        cluster.scheduler = lambda pod: {"denied": "no"}
+        cluster.delete = interrupted  # type: ignore[method-assign]
+        done.run(5)
+        assert signal.getsignal(signal.SIGTERM) is module._interrupt
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done.cleaned_up and not cluster.namespaces
