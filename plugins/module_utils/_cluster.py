@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import queue
+import random
 import socket
 import threading
 import time
@@ -51,10 +52,16 @@ MERGE_PATCH = "application/merge-patch+json"
 PATIENCE_S = 30.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 4.0
 # What passes: too many requests, and what is said by a server that starts, ends or has lost its datastore.
-TOO_MANY_REQUESTS, INTERNAL_ERROR = 429, 500
+CONFLICT, EXPIRED, TOO_MANY_REQUESTS, INTERNAL_ERROR = 409, 410, 429, 500
 UNAVAILABLE = (502, 503, 504)
-EXPIRED = 410
+# The next try may succeed.
+PASSING = frozenset((0, CONFLICT, TOO_MANY_REQUESTS, INTERNAL_ERROR, *UNAVAILABLE))
 FRESH_LISTS = 3
+ANYTHING = "*/*"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+EDIT_PATIENCE_S = 30
+EDIT_PAUSE_S = 0.1
+EDIT_PAUSE_MAX_S = 2.0
 
 
 class ClusterError(Exception):
@@ -113,8 +120,6 @@ class Cluster:
 
     def __init__(self, client: Any, module: str = "", patience_s: float = PATIENCE_S) -> None:
         self._client, self._module, self._patience_s = client, module, patience_s
-        # urllib3 would send again by itself, without a bound on the time.
-        client.client.rest_client.pool_manager.connection_pool_kw["retries"] = False
 
     @property
     def server(self) -> str:
@@ -130,15 +135,15 @@ class Cluster:
     def text(self, path: str, **query: str) -> str:
         return self._patiently("get", path, query).decode(errors="replace")
 
-    def list(self, path: str, **query: str) -> Iterator[Object]:
-        """Every item of a list, read page by page.
+    def list(self, path: str, metadata_only: bool = False, **query: str) -> Iterator[Object]:
+        """Every item of a list, read page by page; with ``metadata_only`` without spec and status.
 
         A reader so slow that the rest of the list has expired gets it from a new list, without what it had.
         """
         given: set[tuple[str, str]] = set()
         for fresh in range(FRESH_LISTS + 1):
             try:
-                for item in self._pages(path, query):
+                for item in self._pages(path, query, METADATA_ONLY if metadata_only else ANYTHING):
                     key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
                     if key not in given:
                         given.add(key)
@@ -157,6 +162,35 @@ class Cluster:
         A conditional patch whose answer got lost may come back as 409 although it was done.
         """
         return self._json("patch", path, {}, body)
+
+    def edit(
+        self, path: str, change: Callable[[Object], Object | None], thing: Object | None = None, subresource: str = ""
+    ) -> bool:
+        """Merge-patch an object as ``change`` says of its newest state, never over somebody else's change.
+
+        ``thing`` is a state that was read before; it is read again when it has changed meanwhile, and what
+        passes is tried again for EDIT_PATIENCE_S seconds. ``change`` gives None when nothing is to be done; then, and
+        only then, the answer is False. Raises ClusterError.
+        """
+        deadline, pause = time.monotonic() + EDIT_PATIENCE_S, EDIT_PAUSE_S
+        while True:
+            try:
+                thing = thing or self.get(path)
+                body = change(thing)
+                if body is None:
+                    return False
+                version = thing["metadata"]["resourceVersion"]
+                self.patch(
+                    path + subresource, {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": version}}
+                )
+                return True
+            except ClusterError as error:
+                if error.status not in PASSING or time.monotonic() + pause > deadline:
+                    raise
+            thing = None
+            # Several that met here shall not meet again.
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(2 * pause, EDIT_PAUSE_MAX_S)
 
     def delete(self, path: str, **query: str) -> None:
         """Delete an object; one that is gone already is well too."""
@@ -187,29 +221,35 @@ class Cluster:
         finally:
             response.close()
 
-    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[Object]:
+    def _pages(self, path: str, query: Mapping[str, str], accept: str) -> Iterator[Object]:
         more: dict[str, str] = {}
         while True:
-            answer = self.get(path, limit=str(PAGE), **query, **more)
+            answer = self._json("get", path, {"limit": str(PAGE), **query, **more}, accept=accept)
             yield from answer["items"]
             token = answer["metadata"].get("continue")
             if not token:
                 return
             more = {"continue": token}
 
-    def _json(self, method: str, path: str, query: Mapping[str, str], body: Object | None = None) -> Object:
-        data = self._patiently(method, path, query, body)
+    def _json(
+        self, method: str, path: str, query: Mapping[str, str], body: Object | None = None, accept: str = ANYTHING
+    ) -> Object:
+        data = self._patiently(method, path, query, body, accept)
         try:
             answer: Object = json.loads(data)
         except ValueError as error:
             raise ClusterError(f"{method.upper()} {path}: {self.server} answered no JSON: {data[:80]!r}") from error
         return answer
 
-    def _patiently(self, method: str, path: str, query: Mapping[str, str], body: Object | None = None) -> bytes:
-        return _patiently(lambda: self._once(method, path, query, body), method, path, self._patience_s)
+    def _patiently(
+        self, method: str, path: str, query: Mapping[str, str], body: Object | None = None, accept: str = ANYTHING
+    ) -> bytes:
+        return _patiently(lambda: self._once(method, path, query, body, accept), method, path, self._patience_s)
 
-    def _once(self, method: str, path: str, query: Mapping[str, str], body: Object | None) -> bytes | Failure:
-        response = self._open(method, path, query, body)
+    def _once(
+        self, method: str, path: str, query: Mapping[str, str], body: Object | None, accept: str
+    ) -> bytes | Failure:
+        response = self._open(method, path, query, body, accept)
         if isinstance(response, Failure):
             return response
         try:
@@ -223,6 +263,7 @@ class Cluster:
         path: str,
         query: Mapping[str, str],
         body: Object | None = None,
+        accept: str = ANYTHING,
         *,
         read_timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Any:
@@ -234,7 +275,7 @@ class Cluster:
                 path,
                 body=body,
                 query_params=list(query.items()),
-                header_params={"Accept": "*/*" if method == "get" else "application/json"},
+                header_params={"Accept": accept if method == "get" else "application/json"},
                 content_type=MERGE_PATCH if method == "patch" else None,
                 serialize=False,
                 _request_timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
@@ -245,6 +286,12 @@ class Cluster:
             return _unreached(f"{what}: {self.server} cannot be reached", error)
 
 
+def without_retries(client: Any) -> Any:
+    """The same client, whose urllib3 no longer sends again by itself, three times and however long Retry-After says."""
+    client.client.rest_client.pool_manager.connection_pool_kw["retries"] = False
+    return client
+
+
 def connect(module: AnsibleK8SModule) -> Cluster:
     """The cluster that the module's options name. Raises ClusterError."""
     name = str(module._name).rsplit(".", 1)[-1]
@@ -253,7 +300,7 @@ def connect(module: AnsibleK8SModule) -> Cluster:
     def attempt() -> Cluster | Failure:
         try:
             # This asks for the API's version and groups.
-            return Cluster(get_api_client(module).client, name)
+            return Cluster(without_retries(get_api_client(module).client), name)
         except (DynamicApiError, ApiException) as error:
             return _refused(what, error, name)
         except HTTPError as error:

@@ -18,7 +18,7 @@ from control_plane import ControlPlane
 from playbook import run_module
 from servers import Fault, FaultProxy
 
-from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError
+from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError, without_retries
 
 Object = dict[str, Any]
 
@@ -44,7 +44,7 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def cluster(proxy: FaultProxy) -> Cluster:
-    return Cluster(get_api_client(kubeconfig=str(proxy.kubeconfig)).client, "hami_device_info")
+    return Cluster(without_retries(get_api_client(kubeconfig=str(proxy.kubeconfig)).client), "hami_device_info")
 
 
 def read(proxy: FaultProxy, folder: Path) -> Object:

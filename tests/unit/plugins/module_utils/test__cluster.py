@@ -21,12 +21,14 @@ pytest.importorskip("kubernetes")
 
 from ansible_collections.kubernetes.core.plugins.module_utils.k8s.client import get_api_client
 
+from ansible_collections.tenantry.gpu.plugins.module_utils import _cluster
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
     Cluster,
     ClusterError,
     Follower,
     ask,
     read_kubeconfig,
+    without_retries,
 )
 
 Answer = tuple[int, Any]
@@ -100,7 +102,7 @@ def patient(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A cluster that is asked again for two seconds, as the module hami_device_info."""
     # The dynamic client keeps what it discovered in a file there.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    client = get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client
+    client = without_retries(get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client)
     return Cluster(client, "hami_device_info", patience_s=2)
 
 
@@ -131,6 +133,51 @@ def test_a_list_is_read_page_by_page(server: Server, cluster: Cluster) -> None:
     pages = {None: listing("1", "a", "b", more="next"), "next": listing("1", "c")}
     server.answers["GET", "/api/v1/pods"] = lambda query: (200, pages[query.get("continue")])
     assert [pod["metadata"]["name"] for pod in cluster.list("/api/v1/pods")] == ["a", "b", "c"]
+
+
+def test_a_list_of_metadata_alone(server: Server, cluster: Cluster) -> None:
+    server.answers["GET", "/api/v1/nodes"] = 200, listing("1", "n1")
+    assert [node["metadata"]["name"] for node in cluster.list("/api/v1/nodes", metadata_only=True)] == ["n1"]
+    assert "as=PartialObjectMetadataList" in server.requests[-1][2]["Accept"]
+
+
+def edit(cluster: Cluster, path: str = "/api/v1/nodes/n1", **more: Any) -> bool:
+    def change(thing: dict[str, Any]) -> dict[str, Any] | None:
+        return None if thing["metadata"].get("done") else {"metadata": {"done": "1"}}
+
+    return cluster.edit(path, change, **more)
+
+
+def test_an_edit_holds_to_the_version_that_was_read(server: Server, cluster: Cluster) -> None:
+    server.answers["PATCH", "/api/v1/nodes/n1/status"] = 200, {}
+    assert edit(cluster, thing={"metadata": {"resourceVersion": "7"}}, subresource="/status")
+    assert [request[0] for request in server.requests if "/api/v1" in request[1]] == ["PATCH"]
+    assert json.loads(server.requests[-1][3]) == {"metadata": {"done": "1", "resourceVersion": "7"}}
+
+
+def test_an_edit_reads_again_what_has_changed(server: Server, cluster: Cluster) -> None:
+    versions = iter("89")
+    server.answers["GET", "/api/v1/nodes/n1"] = lambda query: (200, {"metadata": {"resourceVersion": next(versions)}})
+    answers = iter([409, 429, 200])
+    server.answers["PATCH", "/api/v1/nodes/n1"] = lambda query: (next(answers), {"message": "busy"})
+    assert edit(cluster, thing={"metadata": {"resourceVersion": "7"}})
+    bodies = [json.loads(body) for verb, _path, _headers, body in server.requests if verb == "PATCH"]
+    assert [body["metadata"]["resourceVersion"] for body in bodies] == ["7", "8", "9"]
+
+
+def test_an_edit_has_nothing_to_do(server: Server, cluster: Cluster) -> None:
+    server.answers["GET", "/api/v1/nodes/n1"] = 200, {"metadata": {"resourceVersion": "8", "done": "1"}}
+    assert not edit(cluster)
+
+
+def test_an_edit_gives_up(server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cluster, "EDIT_PATIENCE_S", 0.2)
+    server.answers["GET", "/api/v1/nodes/n1"] = 200, {"metadata": {"resourceVersion": "8"}}
+    server.answers["PATCH", "/api/v1/nodes/n1"] = 409, {"message": "modified"}
+    with pytest.raises(ClusterError, match="PATCH /api/v1/nodes/n1: 409 modified"):
+        edit(cluster)
+    with pytest.raises(ClusterError, match="GET /api/v1/nodes/n9: 404"):
+        edit(cluster, "/api/v1/nodes/n9")
 
 
 def test_a_patch_is_a_merge_patch(server: Server, cluster: Cluster) -> None:
