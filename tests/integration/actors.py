@@ -216,6 +216,37 @@ class Worker:
         return 200, limits.encode()
 
 
+class SimulatedNodes:
+    """Nodes of kwok, and on the first a pod that HAMi bound and whose allocation nobody finished."""
+
+    NAMES, NAMESPACE, POD = ("kwok-0", "kwok-1"), "team", "train"
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._api = api = control_plane.api
+        for name in self.NAMES:
+            api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"type": "kwok"}}})
+        api.ensure("/api/v1/namespaces", {"metadata": {"name": self.NAMESPACE}})
+        api.ensure(f"/api/v1/namespaces/{self.NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
+        share = "GPU-1,NVIDIA,3000,30:;"
+        annotations = {
+            "hami.io/vgpu-node": self.NAMES[0],
+            "hami.io/bind-phase": "allocating",
+            "hami.io/bind-time": "1781449503",
+            "hami.io/vgpu-devices-to-allocate": share,
+            "hami.io/vgpu-devices-allocated": share,
+        }
+        pod = {
+            "metadata": {"name": self.POD, "annotations": annotations, "labels": {"hami.io/vgpu-node": self.NAMES[0]}},
+            "spec": {"nodeName": self.NAMES[0], "containers": [{"name": "main", "image": "none"}]},
+        }
+        api.create(f"/api/v1/namespaces/{self.NAMESPACE}/pods", pod)
+
+    def stop(self) -> None:
+        self._api.delete(f"/api/v1/namespaces/{self.NAMESPACE}/pods/{self.POD}")
+        for name in self.NAMES:
+            self._api.delete(f"/api/v1/nodes/{name}")
+
+
 def node_address(address: str) -> Object:
     """The part of a node's status that tells where its kubelet is."""
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from actors import Tunnel, Worker
+from actors import SimulatedNodes, Tunnel, Worker
 from control_plane import ROOT, ControlPlane
 from playbook import run_play
 
@@ -31,9 +31,12 @@ def examples_of(module: str) -> list[Object]:
 
 
 # What the examples of a module find in the cluster; each has a stop().
-CLUSTERS: dict[str, Callable[[ControlPlane], Worker | Tunnel]] = {
+CLUSTERS: dict[str, Callable[[ControlPlane], Worker | Tunnel | SimulatedNodes]] = {
+    "gpu_capacity_plan": Worker,
     "gpu_scheduling_verify": Worker,
+    "hami_allocation": SimulatedNodes,
     "hami_device_info": Worker,
+    "hami_node_devices": SimulatedNodes,
     "webhook_tunnel_info": Tunnel,
 }
 
