@@ -175,20 +175,24 @@ def only_one(cache: Path, progress: Progress) -> Iterator[None]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
+    kept = argparse.ArgumentParser(add_help=False)
+    kept.add_argument("--cache", type=Path, required=True, help="folder of what is kept between labs")
+    kept.add_argument("--versions", type=Path, default=VERSIONS, help="file with tenantry_versions")
     common.add_argument("--state", type=Path, required=True, help="folder of this lab")
     common.add_argument("--mirror", default="", help="a registry that serves every image under its upstream path")
     phases = parser.add_subparsers(dest="phase", required=True)
     source = phases.add_parser("source", parents=[common], help="decide where components come from, and keep to it")
     source.add_argument("--source", choices=["auto", "upstream", "standin"], default="auto")
-    build = phases.add_parser("build", parents=[common], help="build and import what is missing, write images.json")
+    components = phases.add_parser("components", parents=[kept], help="build components alone, where they are missing")
+    components.add_argument("names", nargs="+", metavar="NAME", help="a folder of images/components")
+    build = phases.add_parser(
+        "build", parents=[common, kept], help="build and import what is missing, write images.json"
+    )
     build.add_argument(
         "--engine", choices=["podman", "docker"], default="podman" if shutil.which("podman") else "docker"
     )
-    push = phases.add_parser("push", parents=[common], help="push what the lab's registry does not have")
+    push = phases.add_parser("push", parents=[common, kept], help="push what the lab's registry does not have")
     push.add_argument("--registry", required=True, help="the registry's address and port")
-    for phase in (build, push):
-        phase.add_argument("--cache", type=Path, required=True, help="folder of what is kept between labs")
-        phase.add_argument("--versions", type=Path, default=VERSIONS, help="file with tenantry_versions")
     return parser.parse_args()
 
 
@@ -196,8 +200,25 @@ def decide_source(state: Path, wanted: str, mirror: str) -> bool:
     return write_if_changed(state / SOURCE_FILE, resolve(wanted, recorded_source(state), mirror) + "\n")
 
 
+def build_alone(names: list[str], cache: Path, matrix: Mapping[str, str], progress: Progress) -> bool:
+    """Builds some components. Where nothing is missing it does not wait for another builder."""
+    known = load_components(IMAGES / "components", matrix)
+    for name in names:
+        if name not in known:
+            raise BuildError(f"There is no component {name}; there are: {', '.join(known)}.")
+    wanted, go = [known[name] for name in names], go_version()
+    if all(bin_folder(cache, component, go).exists() for component in wanted):
+        return False
+    with only_one(cache, progress):
+        return bool(build_components(cache, wanted, go, progress))
+
+
 def work(options: argparse.Namespace) -> bool:
     """Does one phase. Returns whether anything had to be done."""
+    if options.phase == "components":
+        cache = options.cache.resolve()
+        matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
+        return build_alone(options.names, cache, matrix, Progress(cache / "logs"))
     state = options.state.resolve()
     if options.phase == "source":
         return decide_source(state, options.source, options.mirror)
