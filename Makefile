@@ -30,7 +30,7 @@ clean: destroy ## Remove the lab, the caches and the virtual environment
 	rm -rf $(VENV) .state
 
 .PHONY: test
-test: lint unit sanity molecule ## Run everything that CI runs
+test: lint unit sanity integration molecule ## Run everything that CI runs
 
 .PHONY: lint
 lint: $(VENV)/test ## Check style and types
@@ -39,10 +39,23 @@ lint: $(VENV)/test ## Check style and types
 	ruff format --check .
 	mypy
 	ansible-lint --offline
+	scripts/reference --check
+
+.PHONY: docs
+docs: $(VENV)/test ## Write the modules' reference from their documentation
+	scripts/reference
 
 .PHONY: unit
 unit: $(VENV)/test ## Run the unit tests
 	pytest tests/unit
+
+.PHONY: components
+components: $(VENV)/run ## Build the API server that the integration tests run on, once
+	images/build.py components --cache $(CACHE) etcd kubernetes
+
+.PHONY: integration
+integration: $(VENV)/test components ## Run every module against a real API server, without containers
+	pytest tests/integration
 
 .PHONY: sanity
 sanity: $(VENV)/test ## Run ansible-test's sanity tests and units

@@ -223,6 +223,8 @@ def arguments() -> argparse.Namespace:
     phases = parser.add_subparsers(dest="phase", required=True)
     source = phases.add_parser("source", parents=[common], help="decide where components come from, and keep to it")
     source.add_argument("--source", choices=["auto", "upstream", "standin"], default="auto")
+    components = phases.add_parser("components", parents=[kept], help="build components alone, where they are missing")
+    components.add_argument("names", nargs="+", metavar="NAME", help="a folder of images/components")
     phases.add_parser(
         "build", parents=[common, kept, engine], help="build and import what is missing, write images.json"
     )
@@ -238,8 +240,25 @@ def decide_source(state: Path, wanted: str, mirror: str) -> bool:
     return write_if_changed(state / SOURCE_FILE, resolve(wanted, recorded_source(state), mirror) + "\n")
 
 
+def build_alone(names: list[str], cache: Path, matrix: Mapping[str, str], progress: Progress) -> bool:
+    """Builds some components. Where nothing is missing it does not wait for another builder."""
+    known = load_components(IMAGES / "components", matrix)
+    for name in names:
+        if name not in known:
+            raise BuildError(f"There is no component {name}; there are: {', '.join(known)}.")
+    wanted, go = [known[name] for name in names], go_version()
+    if all(bin_folder(cache, component, go).exists() for component in wanted):
+        return False
+    with only_one(cache, progress):
+        return bool(build_components(cache, wanted, go, progress))
+
+
 def work(options: argparse.Namespace) -> bool:
     """Does one phase. Returns whether anything had to be done."""
+    if options.phase == "components":
+        cache = options.cache.resolve()
+        matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
+        return build_alone(options.names, cache, matrix, Progress(cache / "logs"))
     state = options.state.resolve()
     if options.phase == "source":
         return decide_source(state, options.source, options.mirror)
