@@ -81,7 +81,7 @@ def test_a_revoked_token_is_worth_nothing(control_plane: ControlPlane) -> None:
     control_plane.api.create(secrets, secret)
     kubeconfig = control_plane.write_kubeconfig("bootstrap", {"token": "abcdef.0123456789abcdef"})
     cluster = Cluster(get_api_client(kubeconfig=str(kubeconfig)).client, patience_s=0)
-    with pytest.raises(ClusterError, match='403 .* User "system:bootstrap:abcdef" cannot list resource "nodes"'):
+    with pytest.raises(ClusterError, match=r'403 .* User "system:bootstrap:abcdef" cannot list resource "nodes"'):
         cluster.get("/api/v1/nodes")
     control_plane.api.delete(f"{secrets}/bootstrap-token-abcdef")
     time.sleep(KEPT_S)
