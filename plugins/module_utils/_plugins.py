@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster
-from ansible_collections.tenantry.gpu.plugins.module_utils._hami import NODE_HANDSHAKE
+from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
+    NODE_HANDSHAKE,
+    HamiFormatError,
+    parse_handshake,
+)
 
 Object = dict[str, Any]
 
@@ -98,11 +102,17 @@ class Plugins:
         if KWOK_NODE in annotations:
             return ""
         found = [plugin.name for plugin in self._serving.get(node["metadata"]["name"], ()) if getattr(plugin, what)]
-        if not found and annotations.get(NODE_HANDSHAKE, "").startswith("Reported "):
-            # Only the plugin of HAMi 2.6 and 2.7 writes this; the scheduler overwrites it within seconds
-            # (RegistrInAnnotation, HAMi 2.7 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go).
+        if not found and _has_reported(annotations.get(NODE_HANDSHAKE, "")):
             return "a plugin of HAMi 2.7 or older (its handshake says so)"
         return found[0] if found else ""
+
+
+def _has_reported(handshake: str) -> bool:
+    """Whether a plugin of HAMi 2.6 or 2.7 has just answered; the scheduler overwrites it within seconds."""
+    try:
+        return parse_handshake(handshake).state == "reported"
+    except HamiFormatError:
+        return False
 
 
 def _nodes_of(cluster: Cluster, daemon_set: Mapping[str, Any]) -> Iterable[str]:

@@ -374,9 +374,10 @@ class Finisher:
             self._plugins = self._plugins or Plugins(self._cluster)
         young = [f"{name_of(pod)} (not old enough)" for pod in pods if pod not in old]
         work = [pod for pod in old if self._may_touch(nodes.get(pod["spec"]["nodeName"]))]
-        mine = {(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in work}
+        so_far = len(self.done.finished)
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(lambda pod: self._finish(pod, nodes[pod["spec"]["nodeName"]], now), work))
+            mine = {(each["namespace"], each["pod"]) for each in self.done.finished[so_far:]}
             list(pool.map(lambda node: self._free(node, mine, now), locked))
         return young
 

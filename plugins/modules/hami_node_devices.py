@@ -38,7 +38,8 @@ options:
       - V(absent) removes their NVIDIA cards and their cordon.
       - V(cordoned) keeps new pods off the cards of O(cordoned), or off all if it is not given, in addition to those
         that are cordoned already. It writes nothing that a plugin writes, so it works on nodes with real cards, too.
-        HAMi heeds a cordon since 2.10.
+      - HAMi heeds a cordon since 2.10, but only of a node that it registers anew. So a change of the cordon removes
+        the scheduler's handshake, upon which it does so within 15 seconds.
     type: str
     choices: [present, absent, cordoned]
     default: present
@@ -243,6 +244,7 @@ from typing import Any
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError, connect, new_module
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     NODE_CORDON,
+    NODE_HANDSHAKE,
     NODE_REGISTER,
     RESOURCE_COUNT,
     Card,
@@ -613,10 +615,15 @@ def patch_of(before: State, after: State) -> Object | None:
     """The merge patch that makes a node so; None if it is."""
     if before == after:
         return None
-    annotations = ((NODE_REGISTER, before.register, after.register), (NODE_CORDON, before.cordon, after.cordon))
+    both = ((NODE_REGISTER, before.register, after.register), (NODE_CORDON, before.cordon, after.cordon))
+    annotations = {key: new or None for key, old, new in both if new != old}
+    if NODE_CORDON in annotations:
+        # HAMi 2.10 knows a node's annotations from when it last registered the node, which is when its cards, slots or
+        # handshake changed (CheckHealth in pkg/device/nvidia/device.go, register in pkg/scheduler/scheduler.go).
+        annotations[NODE_HANDSHAKE] = None
     body: Object = {
         "metadata": {
-            "annotations": {key: new or None for key, old, new in annotations if new != old},
+            "annotations": annotations,
             "labels": {key: new for (key, old), (_key, new) in zip(before.labels, after.labels) if new != old},
         }
     }

@@ -266,6 +266,16 @@ def test_another_run_was_faster(cluster: Any) -> None:
     assert sorted(set(cluster.verbs("patch"))) == sorted([pod, node])
 
 
+def test_a_run_that_was_cut_off_leaves_a_lock_that_is_freed(cluster: Any) -> None:
+    node, pod = add_node(cluster, holder="a"), add_pod(cluster, "a")
+    # As another run that ends between its two steps, or as a patch whose answer was lost.
+    cluster.before_patch = lambda path: cluster.annotate(pod, bind_phase="success") if path == pod else None
+    result = run(cluster)
+    assert result["pods"] == []
+    assert [each["reason"] for each in result["locks"]] == ["its holder's allocation has ended"]
+    assert not is_locked(cluster, node)
+
+
 def test_a_pod_of_the_same_name_is_another_pod(cluster: Any) -> None:
     add_node(cluster, holder="a")
     pod = add_pod(cluster, "a")
@@ -280,12 +290,13 @@ def test_a_pod_of_the_same_name_is_another_pod(cluster: Any) -> None:
     assert cluster.annotations(pod)[PHASE] == "allocating"
 
 
-def test_a_pod_that_vanishes_is_no_error_and_its_lock_is_freed_next(cluster: Any) -> None:
+def test_a_pod_that_vanishes_is_no_error_and_its_lock_is_freed(cluster: Any) -> None:
     add_node(cluster, holder="a")
     pod = add_pod(cluster, "a")
     cluster.before_patch = lambda path: cluster.objects.pop(pod, None)
-    assert run(cluster)["pods"] == []
-    assert [each["reason"] for each in run(cluster)["locks"]] == ["its holder is gone"]
+    result = run(cluster)
+    assert result["pods"] == []
+    assert [each["reason"] for each in result["locks"]] == ["its holder is gone"]
 
 
 def test_a_refusal_of_the_api_is_told(cluster: Any) -> None:

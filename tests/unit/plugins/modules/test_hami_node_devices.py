@@ -229,6 +229,18 @@ def test_a_cordon_that_says_the_same_stays(cluster: Any, two_cards: list[str]) -
     assert not run(cluster, names=["n1"], state="cordoned")[0]["changed"]
 
 
+def test_a_changed_cordon_lets_hami_register_the_node_anew(cluster: Any, two_cards: list[str]) -> None:
+    path, handshake = "/api/v1/nodes/n1", "hami.io/node-handshake"
+    cluster.annotate(path, node_handshake="Requesting_2026-06-14 15:05:03")
+    run(cluster, names=["n1"], labels={"a": "b"})
+    assert handshake in cluster.annotations(path)
+    run(cluster, names=["n1"], state="cordoned")
+    assert handshake not in cluster.annotations(path)
+    cluster.annotate(path, node_handshake="Requesting_2026-06-14 15:05:04")
+    assert not run(cluster, names=["n1"], state="cordoned")[0]["changed"]
+    assert handshake in cluster.annotations(path)
+
+
 def test_cards_and_cordon_in_one_task(cluster: Any) -> None:
     add_node(cluster)
     (node,) = run(cluster, names=["n1"], cards=[{"profile": "l4", "count": 2}], cordoned=["1"])
