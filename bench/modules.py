@@ -26,8 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "images"), str(ROOT / "tests" / "integration")]
 
-from control_plane import ControlPlane  # noqa: E402
-from playbook import run_play  # noqa: E402
+from control_plane import ControlPlane
+from playbook import run_play
 
 Object = dict[str, Any]
 
