@@ -14,7 +14,7 @@ LAB = ansible-playbook -i $(INVENTORY) $(ARGS)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: lab
 lab: $(VENV)/run ## Bring the lab up (or on) and prove it: eight checks, one report
@@ -30,7 +30,7 @@ clean: destroy ## Remove the lab, the caches and the virtual environment
 	rm -rf $(VENV) .state
 
 .PHONY: test
-test: lint unit sanity molecule ## Run everything that CI runs
+test: lint unit sanity integration molecule ## Run everything that CI runs
 
 .PHONY: lint
 lint: $(VENV)/test ## Check style and types
@@ -39,10 +39,23 @@ lint: $(VENV)/test ## Check style and types
 	ruff format --check .
 	mypy
 	ansible-lint --offline
+	scripts/reference --check
+
+.PHONY: docs
+docs: $(VENV)/test ## Write the modules' reference from their documentation
+	scripts/reference
 
 .PHONY: unit
 unit: $(VENV)/test ## Run the unit tests
 	pytest tests/unit
+
+.PHONY: components
+components: $(VENV)/run ## Build the API server that the integration tests run on, once
+	images/build.py components --cache $(CACHE) etcd kubernetes
+
+.PHONY: integration
+integration: $(VENV)/test components ## Run every module against a real API server, without containers
+	pytest tests/integration
 
 .PHONY: sanity
 sanity: $(VENV)/test ## Run ansible-test's sanity tests and units
@@ -55,6 +68,10 @@ molecule: $(VENV)/test ## Bring a lab up in containers, twice, look at it, take 
 .PHONY: bench
 bench: $(VENV)/run ## Time the lab against a plain shell script of the same steps
 	bench/lab.sh
+
+.PHONY: bench-modules
+bench-modules: $(VENV)/test components ## Time the modules on a real API server with 1,000 nodes and 5,000 pods
+	bench/modules.py
 
 .PHONY: lock
 lock: $(VENV)/test ## Lock the newest versions that requirements/*.in allow

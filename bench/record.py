@@ -30,10 +30,13 @@ from urllib.parse import urlsplit
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+# With Ansible or without it.
+COLLECTIONS = Path(__file__).resolve().parents[1] / "collections"
+sys.path.append(str(COLLECTIONS))
 import ansible_collections
 
 if find_spec("ansible_collections.tenantry") is None:
-    ansible_collections.__path__.append(str(Path(__file__).resolve().parents[1] / "collections/ansible_collections"))
+    ansible_collections.__path__.append(str(COLLECTIONS / "ansible_collections"))
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     NODE_CORDON,

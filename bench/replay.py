@@ -25,10 +25,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+# With Ansible or without it.
+COLLECTIONS = Path(__file__).resolve().parents[1] / "collections"
+sys.path.append(str(COLLECTIONS))
 import ansible_collections
 
 if find_spec("ansible_collections.tenantry") is None:
-    ansible_collections.__path__.append(str(Path(__file__).resolve().parents[1] / "collections/ansible_collections"))
+    ansible_collections.__path__.append(str(COLLECTIONS / "ansible_collections"))
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     DEVICE_NVIDIA,

@@ -56,6 +56,14 @@ def simulated_slots(workers: Iterable[str], hostvars: HostVars, tenant: str) -> 
     }
 
 
+def simulated_nodes(workers: Iterable[str], hostvars: HostVars, tenant: str) -> list[dict[str, Any]]:
+    """The tenant's workers that have simulated cards, as hami_node_devices takes them."""
+    return [
+        {"name": worker, "cards": [asdict(card) for card in cards]}
+        for worker, cards in _cards(workers, hostvars, tenant).items()
+    ]
+
+
 def verification_cases(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Cases for gpu_scheduling_verify that fit the cards of hami_device_info's nodes."""
     return cases_of(nodes)
@@ -71,10 +79,7 @@ def verification_evidence(
         devices, scheduling, tunnel = (hostvars[tenant].get(f"__verification_{part}") or {} for part in PARTS)
         if "nodes" not in devices:
             scheduling = {"msg": devices.get("msg")}
-        declared = [
-            {"name": node, "cards": [asdict(card) for card in cards]}
-            for node, cards in _cards(listed, hostvars, tenant).items()
-        ]
+        declared = simulated_nodes(listed, hostvars, tenant)
         records += [
             tunnel_evidence(tenant, tunnel),
             capacity_evidence(tenant, declared, devices),
@@ -93,6 +98,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "simulated_nodes": simulated_nodes,
             "simulated_registers": simulated_registers,
             "simulated_slots": simulated_slots,
             "verification_cases": verification_cases,

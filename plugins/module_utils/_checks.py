@@ -55,7 +55,8 @@ def cases_of(nodes: Sequence[Mapping[str, Any]]) -> list[Object]:
         {
             "name": MEMORY,
             "memory_mib": _round(largest * 5 // 4),
-            "expect": {"outcome": "refused", "reason": "CardInsufficientMemory"},
+            # A card that is ill or has no slot left has that reason first.
+            "expect": {"outcome": "refused", "reason": "CardInsufficientMemory", "other_reasons": True},
         }
     ]
     idle = [card for card in cards if not card["shares"] and card["slots"] > SHARES]
@@ -72,7 +73,7 @@ def cases_of(nodes: Sequence[Mapping[str, Any]]) -> list[Object]:
             "name": CORES,
             **share,
             "while_running": [SHARE],
-            "expect": {"outcome": "refused", "reason": "CardInsufficientCore"},
+            "expect": {"outcome": "refused", "reason": "CardInsufficientCore", "uuid": card["uuid"]},
         },
         *cases,
         {

@@ -10,9 +10,11 @@ annotations alone. Memory in MiB, compute in percent of one card.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
@@ -43,7 +45,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     parse_lock,
     parse_register,
 )
-from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Usage, add_usage, usage_of
+from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Usage, usage_of
 
 Object = dict[str, Any]
 
@@ -160,20 +162,29 @@ class PodState:
     has_allocation: bool = False
     allocation: Allocation = ()
     containers: tuple[tuple[str, bool], ...] = ()
-    usage: Mapping[str, Usage] = field(default_factory=dict)
+    init_count: int = 0
+    init_finished: bool = False
     error: str = ""
 
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    def usage(self, adds_up: bool) -> dict[str, Usage]:
+        """What the pod takes of each card, by UUID; adds_up: init containers count as all others, as until 2.9."""
+        return usage_of(self.allocation, 0 if adds_up else self.init_count, self.init_finished)
+
 
 def _minus(one: Usage, other: Usage) -> Usage:
     return Usage(one.slots - other.slots, one.memory_mib - other.memory_mib, one.cores - other.cores)
 
 
+def _plus(one: Usage, other: Usage) -> Usage:
+    return Usage(one.slots + other.slots, one.memory_mib + other.memory_mib, one.cores + other.cores)
+
+
 def _total(usages: Iterable[Usage]) -> Usage:
-    return add_usage({"": usage} for usage in usages).get("", Usage())
+    return reduce(_plus, usages, Usage())
 
 
 def amounts(usage: Usage) -> Object:
@@ -249,9 +260,27 @@ def pod_state(pod: Mapping[str, Any]) -> PodState | None:
         has_allocation=bool(text),
         allocation=allocation,
         containers=_names(allocation, init, main),
-        usage=usage_of(allocation, len(init), _init_finished(status)),
+        init_count=len(init),
+        init_finished=_init_finished(status),
         error=error,
     )
+
+
+# The label that HAMi's chart gives its scheduler, 2.6 to 2.10.
+_SCHEDULER = ("app.kubernetes.io/component", "hami-scheduler")
+
+
+def scheduler_version(pod: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The version of HAMi if a pod is its scheduler: (0, 0) where its image does not tell; None for another pod."""
+    key, value = _SCHEDULER
+    if (pod["metadata"].get("labels") or {}).get(key) != value:
+        return None
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        # Beside it runs a kube-scheduler, with a version of its own.
+        match = re.search(r"hami[^:@]*:v?([0-9]{1,4})\.([0-9]{1,4})", str(container.get("image")))
+        if match:
+            return int(match[1]), int(match[2])
+    return 0, 0
 
 
 def _asks(container: Mapping[str, Any]) -> bool:
@@ -280,8 +309,11 @@ def _init_finished(status: Mapping[str, Any]) -> bool:
     return bool(ended) and all(each and not each.get("exitCode") for each in ended)
 
 
-def enter_shares(nodes: Iterable[NodeState], pods: Iterable[PodState]) -> None:
-    """Enter every pod's shares, and what they take, into the cards of the node that HAMi assigned it."""
+def enter_shares(nodes: Iterable[NodeState], pods: Iterable[PodState], adds_up: bool = False) -> None:
+    """Enter every pod's shares, and what they take, into the cards of the node that HAMi assigned it.
+
+    adds_up: init containers count as all others, as until 2.9.
+    """
     cards = {(node.name, state.card.uuid): state for node in nodes for state in node.cards}
     for pod in pods:
         for shares, (container, init) in zip(pod.allocation, pod.containers):
@@ -289,10 +321,10 @@ def enter_shares(nodes: Iterable[NodeState], pods: Iterable[PodState]) -> None:
                 state = cards.get((pod.assigned, share.uuid))
                 if state:
                     state.shares.append(Held(pod.namespace, pod.name, container, init, share.memory_mib, share.cores))
-        for uuid, usage in pod.usage.items():
+        for uuid, usage in pod.usage(adds_up).items():
             state = cards.get((pod.assigned, uuid))
             if state:
-                state.allocated = _total((state.allocated, usage))
+                state.allocated = _plus(state.allocated, usage)
 
 
 # --- contradictions ----------------------------------------------------------------------
@@ -410,7 +442,7 @@ class Judge:
         home = self.nodes.get(pod.assigned)
         if home and not home.errors and not home.old:
             declared = {state.card.uuid for state in home.cards}
-            for uuid in pod.usage:
+            for uuid in dict.fromkeys(share.uuid for shares in pod.allocation for share in shares):
                 if uuid not in declared:
                     yield f"has a share of card {uuid}, which {home.name} does not declare", uuid
 

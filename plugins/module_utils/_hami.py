@@ -151,9 +151,8 @@ def _named(value: object) -> str:
     return _shorten(value) if isinstance(value, str) else json.dumps(value, default=repr)
 
 
-def _is_text(value: object) -> bool:
-    """Whether a value of JSON is a text that can be sent on; half a surrogate pair cannot."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+# Half a pair: JSON can write it, and nobody can send it on.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 # --- the cards of a node -----------------------------------------------------------------
@@ -205,7 +204,7 @@ def _card_from_json(entry: object, whole: str) -> Card:
             raise HamiFormatError(f"{name} {_named(value)} {card} is no {kind.__name__}")
         if isinstance(value, int) and not (-1 if name == "numa" else 0) <= value <= _INT32_MAX:
             raise HamiFormatError(f"{name} {_named(value)} {card} is out of range")
-        if isinstance(value, str) and not _is_text(value):
+        if isinstance(value, str) and _SURROGATE.search(value):
             raise HamiFormatError(f"{name} {_named(value)} {card} is no text")
         values[attribute] = value
     if not values["uuid"]:
@@ -271,6 +270,37 @@ def _card_to_colons(card: Card) -> str:
         card.mode,
     )
     return ",".join(str(field) for field in fields) + ":"
+
+
+def uses_colons(register: str) -> bool:
+    """Whether a register is in the format of 2.6 and 2.7."""
+    return not register.lstrip().startswith("[")
+
+
+def is_nvidia(card: Card) -> bool:
+    """Whether HAMi takes a card for one of NVIDIA's: its type says so.
+
+    getNodeResources, HAMi 2.10 pkg/scheduler/score.go.
+    """
+    return DEVICE_NVIDIA.lower() in card.type.lower()
+
+
+def replace_cards(register: str, cards: Iterable[Card], colons: bool = False) -> str:
+    """A register with these NVIDIA cards in place of its own; other vendors' entries stay as they are.
+
+    An empty register, given or returned, is none. Raises HamiFormatError.
+    """
+    others = [card for card in parse_register(register) if not is_nvidia(card)] if register else []
+    wanted = list(cards)
+    if not wanted and not others:
+        return ""
+    text = format_register([*wanted, *others], colons)
+    if not others or colons or uses_colons(register):
+        return text
+    # Their entries may have fields that we do not know.
+    kept = {card.uuid for card in others}
+    raw = [entry for entry in json.loads(register) if entry["id"] in kept]
+    return json.dumps([*json.loads(text)[: len(wanted)], *raw], separators=(",", ":"), ensure_ascii=False)
 
 
 def parse_cordon(text: str) -> frozenset[str]:
@@ -467,7 +497,11 @@ PROFILES: dict[str, Profile] = {
     "rtx-4090": Profile("NVIDIA-NVIDIA GeForce RTX 4090", 24564),
 }
 
-_DECLARATION_KEYS = frozenset(("profile", "count", "type", "memory_mib", "cores", "slots", "numa", "mode", "healthy"))
+_DECLARATION_KEYS = frozenset(
+    ("profile", "count", "uuid", "index", "type", "memory_mib", "cores", "slots", "numa", "mode", "healthy")
+)
+# More cards than any machine has; a slip of the finger must not fill a node's annotations.
+_CARDS_MAX = 1024
 
 
 def cards_from_profiles(node: str, declarations: Sequence[Mapping[str, object]]) -> list[Card]:
@@ -475,17 +509,21 @@ def cards_from_profiles(node: str, declarations: Sequence[Mapping[str, object]])
 
     A declaration without profile gives type and memory_mib itself; with one, the other
     keys replace the profile's values. UUIDs follow from node, profile (or type) and index,
-    so the same declaration always gives the same cards.
+    so the same declaration always gives the same cards; a single card may give uuid and index itself.
     """
     cards: list[Card] = []
     for declaration in declarations:
         name, profile = _profile_of(node, declaration)
-        count = _declared_integer(node, declaration, "count", 1, minimum=1)
+        count = _declared_integer(node, declaration, "count", 1, minimum=1, maximum=_CARDS_MAX)
+        for key in ("uuid", "index"):
+            if count > 1 and declaration.get(key) is not None:
+                raise HamiFormatError(f"{node}: {count} cards cannot all have {key} {declaration[key]!r}.")
         for _nth in range(count):
-            index = len(cards)
+            index = _declared_integer(node, declaration, "index", len(cards), minimum=0)
+            stable = f"GPU-{uuidlib.uuid5(uuidlib.NAMESPACE_URL, f'{node}/{name}/{index}')}"
             cards.append(
                 Card(
-                    uuid=f"GPU-{uuidlib.uuid5(uuidlib.NAMESPACE_URL, f'{node}/{name}/{index}')}",
+                    uuid=_declared_text(node, declaration, "uuid", stable),
                     index=index,
                     slots=_declared_integer(node, declaration, "slots", profile.slots, minimum=1),
                     memory_mib=_declared_integer(node, declaration, "memory_mib", profile.memory_mib, minimum=1),
@@ -496,7 +534,16 @@ def cards_from_profiles(node: str, declarations: Sequence[Mapping[str, object]])
                     healthy=_declared_healthy(node, declaration),
                 )
             )
+    _refuse_twins(node, cards)
     return cards
+
+
+def _refuse_twins(node: str, cards: Sequence[Card]) -> None:
+    for key in ("uuid", "index"):
+        values = [getattr(card, key) for card in cards]
+        twins = [value for value in values if values.count(value) > 1] if len(set(values)) < len(values) else []
+        if twins:
+            raise HamiFormatError(f"{node}: card {key} {twins[0]!r} stands twice.")
 
 
 def _profile_of(node: str, declaration: Mapping[str, object]) -> tuple[str, Profile]:
@@ -519,14 +566,16 @@ def _profile_of(node: str, declaration: Mapping[str, object]) -> tuple[str, Prof
     return name, PROFILES[name]
 
 
-def _declared_integer(node: str, declaration: Mapping[str, object], key: str, default: int, minimum: int) -> int:
+def _declared_integer(
+    node: str, declaration: Mapping[str, object], key: str, default: int, minimum: int, maximum: int = _INT32_MAX
+) -> int:
     value = declaration.get(key)
     if value is None:
         return default
     # Ansible hands numbers from --extra-vars over as strings.
     number = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
-    if isinstance(number, bool) or not isinstance(number, int) or not minimum <= number <= _INT32_MAX:
-        raise HamiFormatError(f"{node}: card {key} {_named(value)} is no number from {minimum} to {_INT32_MAX}.")
+    if isinstance(number, bool) or not isinstance(number, int) or not minimum <= number <= maximum:
+        raise HamiFormatError(f"{node}: card {key} {_named(value)} is no number from {minimum} to {maximum}.")
     return number
 
 
@@ -542,7 +591,9 @@ def _declared_text(node: str, declaration: Mapping[str, object], key: str, defau
 
 
 def _declared_healthy(node: str, declaration: Mapping[str, object]) -> bool:
-    value = declaration.get("healthy", True)
+    value = declaration.get("healthy")
+    if value is None:
+        return True
     if not isinstance(value, bool):
         raise HamiFormatError(f"{node}: card healthy {value!r} is neither true nor false.")
     return value

@@ -42,6 +42,8 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     parse_allocation,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
+    CARD_CORDONED,
+    CARD_NOT_HEALTHY,
     CARD_TYPE_MISMATCH,
     CARD_UUID_MISMATCH,
     CARDS_INSUFFICIENT,
@@ -226,7 +228,10 @@ class Case:
         }
         # Fewer cards than asked for are left over, a node has no cards at all, and 2.9's word for any reason.
         always = (CARDS_INSUFFICIENT, NODE_UNREGISTERED, "NodeUnfitPod")
-        return frozenset((*always, *(reason for key, reason in by_filter.items() if key in self.annotations)))
+        filtered = [reason for key, reason in by_filter.items() if key in self.annotations]
+        # Where one card alone is meant, the others are out of the question for these reasons before their UUID is.
+        closed = (CARD_NOT_HEALTHY, CARD_CORDONED, CARD_TYPE_MISMATCH) if self.expect.uuid else ()
+        return frozenset((*always, *filtered, *closed))
 
     def pod_names(self) -> list[str]:
         return [f"{self.name}-{number}" for number in range(self.replicas)]

@@ -19,7 +19,7 @@ description:
   - Everything that it created is deleted again, also after a failure, a timeout or an interruption.
     What a killed run left is deleted by the next one on the same cluster.
 notes:
-  - "The smallest rights: C(docs/reference/rights/gpu_scheduling_verify.yml)."
+  - C(docs/reference/rights/gpu_scheduling_verify.yml) is the smallest ClusterRole that it works with.
 extends_documentation_fragment:
   - kubernetes.core.k8s_auth_options
   - tenantry.gpu.attributes
@@ -108,24 +108,24 @@ EXAMPLES = r"""
     image: tenantry/gpu-simulator:0.1.0
     cases:
       - name: too-big
-        memory_mib: 30000
+        memory_mib: 100000
         expect: {outcome: refused, reason: CardInsufficientMemory}
 
-- name: An init container, a second container without a card, and a quota for all cases together
+- name: A card takes a small share, and nobody gets the whole of it meanwhile
   tenantry.gpu.gpu_scheduling_verify:
     kubeconfig: .state/lab/kubeconfigs/tenant-a.conf
     image: tenantry/gpu-simulator:0.1.0
-    quota: {memory_mib: 8000}
     cases:
-      - name: prepared-then-trained
-        containers:
-          - {memory_mib: 2000, init: true}
-          - {memory_mib: 4000, cores: 20, priority: 1}
-          - {}
-        expect: {outcome: placed}
-      - name: more-than-the-namespace-has
-        memory_mib: 9000
-        expect: {outcome: over_quota}
+      - name: small
+        memory_mib: 1000
+        cores: 10
+        use_uuids: [GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e]
+        expect: {outcome: placed, node: a-worker-0}
+      - name: whole
+        cores: 100
+        memory_mib: 1000
+        while_running: [small]
+        expect: {outcome: refused, reason: CardInsufficientCore, uuid: GPU-6d0c1c9b-6a53-5c6e-9d7f-0d7b1f0f6b0e}
 """
 
 RETURN = r"""

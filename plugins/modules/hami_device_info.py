@@ -21,7 +21,7 @@ extends_documentation_fragment:
   - tenantry.gpu.attributes
   - tenantry.gpu.attributes.info_module
 notes:
-  - "The smallest rights: C(docs/reference/rights/hami_device_info.yml)."
+  - C(docs/reference/rights/hami_device_info.yml) is the smallest ClusterRole that it works with.
   - The pods of all namespaces are read, page by page, also where only some are asked for, so that the sums are true.
 options:
   nodes:
@@ -60,6 +60,12 @@ options:
     description: Name of HAMi's scheduler in pods. An allocation on a pod of another scheduler counts as forged.
     type: str
     default: hami-scheduler
+  hami_version:
+    description:
+      - Whose way of counting init containers is used, V(2.9) for it and older ones, which add them up with the others.
+      - If not given, it is read off the image of HAMi's scheduler, and V(2.10) where that does not tell.
+    type: str
+    choices: ["2.9", "2.10"]
   wait_for_slots:
     description:
       - Number of allocatable slots to wait for on each node, by node name. A node is ready when as many are allocatable
@@ -204,8 +210,8 @@ nodes:
           sample: false
         allocated:
           description:
-            - What its shares take, as HAMi counts it. A pod takes the sum of its containers or the most that one of its
-              init containers needs, whichever is more, so that this may be less than the sum of the shares.
+            - What its shares take, as HAMi counts it. With 2.10 a pod takes the sum of its containers or the most that
+              one of its init containers needs, whichever is more, so that this may be less than the sum of the shares.
           type: dict
           sample: {memory_mib: 20000, cores: 30, slots: 1}
         free:
@@ -285,6 +291,10 @@ hami:
       description: Whether a pod of HAMi's scheduler was seen. Null if not looked for, with O(pods=labelled).
       type: bool
       sample: true
+    version:
+      description: Its version, as the image of its scheduler tells it. Empty if it does not.
+      type: str
+      sample: "2.10"
     before_2_6:
       description: Names of the nodes with annotations that only a HAMi before 2.6 writes.
       type: list
@@ -310,6 +320,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._devices import (
     enter_shares,
     node_state,
     pod_state,
+    scheduler_version,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import POD_NODE, SCHEDULER_NAME
 
@@ -318,9 +329,7 @@ Object = dict[str, Any]
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 LIVING = "status.phase!=Succeeded,status.phase!=Failed"
-# The label that HAMi's chart gives its scheduler, 2.6 to 2.10.
-SCHEDULER_LABEL = "app.kubernetes.io/component"
-SCHEDULER = "hami-scheduler"
+LAST_THAT_ADDS_UP = (2, 9)
 POLL_S = 0.5
 OPTIONS: dict[str, Any] = {
     "nodes": {"type": "list", "elements": "str"},
@@ -330,6 +339,7 @@ OPTIONS: dict[str, Any] = {
     "pods": {"type": "str", "choices": ["all", "labelled"], "default": "all"},
     "stuck_after_s": {"type": "int", "default": 60},
     "scheduler_name": {"type": "str", "default": SCHEDULER_NAME},
+    "hami_version": {"type": "str", "choices": ["2.9", "2.10"]},
     "wait_for_slots": {"type": "dict"},
     "wait_for_scheduler": {"type": "bool", "default": False},
     "scheduler_namespace": {"type": "str", "default": "hami-system"},
@@ -365,8 +375,8 @@ class Reader:
         self._params = params
         service = f"{params['scheduler_namespace']}/services/{params['scheduler_service']}:monitor"
         self._metrics = f"/api/v1/namespaces/{service}/proxy/metrics"
-        # Unknown where only pods with shares are read.
-        self.scheduler_found: bool | None = None if params["pods"] == "labelled" else False
+        # Of the scheduler's pod, as scheduler_version gives it.
+        self.version: tuple[int, int] | None = None
 
     def nodes(self) -> dict[str, NodeState]:
         return {node["metadata"]["name"]: node_state(node) for node in self._cluster.list(NODES)}
@@ -391,8 +401,7 @@ class Reader:
             metadata = pod["metadata"]
             if (metadata["namespace"], metadata["name"]) in holders:
                 living.add((metadata["namespace"], metadata["name"]))
-            if (metadata.get("labels") or {}).get(SCHEDULER_LABEL) == SCHEDULER:
-                self.scheduler_found = True
+            self.version = self.version or scheduler_version(pod)
             state = pod_state(pod)
             if state:
                 found.append(state)
@@ -440,7 +449,7 @@ def read(reader: Reader, params: Mapping[str, Any]) -> Object:
     chosen = reader.chosen(nodes)
     holders = {(node.lock.namespace, node.lock.pod) for node in nodes.values() if node.lock}
     pods, living = reader.pods(holders)
-    enter_shares(nodes.values(), pods)
+    enter_shares(nodes.values(), pods, adds_up(reader.version, params["hami_version"]))
     now = datetime.now(timezone.utc)
     judge = Judge(nodes, living, now, params["stuck_after_s"], params["scheduler_name"])
     # A pod may name a node that does not exist, which is in no choice.
@@ -463,10 +472,18 @@ def read(reader: Reader, params: Mapping[str, Any]) -> Object:
         ],
         "hami": {
             "nodes": sum(1 for node in nodes.values() if node.cards),
-            "scheduler_found": reader.scheduler_found,
+            # Where only pods with shares are read, the scheduler's is not among them.
+            "scheduler_found": bool(reader.version) if params["pods"] == "all" else None,
+            "version": ".".join(map(str, reader.version)) if reader.version and any(reader.version) else "",
             "before_2_6": sorted(node.name for node in nodes.values() if node.old),
         },
     }
+
+
+def adds_up(found: tuple[int, int] | None, told: str | None) -> bool:
+    """Whether this HAMi counts init containers as all others, by its version as found or told."""
+    version = tuple(map(int, told.split("."))) if told else found
+    return bool(version) and (0, 0) < version <= LAST_THAT_ADDS_UP
 
 
 def warnings_of(result: Object) -> list[str]:

@@ -22,11 +22,12 @@ attributes:
   diff_mode:
     support: none
     details:
-      - A report differs from the last one by its time alone, or by what it says.
+      - A report is all new; compare RV(counts) and RV(failed_checks).
   idempotent:
     support: full
     details:
-      - A report that would differ from the present one in nothing but its times is written and counts as no change.
+      - A report is written every time. It counts as a change where a verdict, the components or the versions differ
+        from those of the report that was there; times and proofs always do.
 options:
   path:
     description: Folder of the report. It is created, with mode 0700, if it does not exist.
@@ -133,6 +134,7 @@ report_table:
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -167,6 +169,21 @@ def write_file(path: str, text: str) -> None:
     os.replace(temporary, path)
 
 
+def outcome_of(report: Mapping[str, Any]) -> list[Any]:
+    """What does not differ between two runs that found the same."""
+    verdicts = {check["id"]: check["verdict"] for check in report["checks"]}
+    return [report["schema"], report["components"], report["versions"], verdicts]
+
+
+def differs(path: str, report: Mapping[str, Any]) -> bool:
+    """Whether the report at a path, if there is one, says something else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return outcome_of(json.load(file)) != outcome_of(report)
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -187,6 +204,7 @@ def main() -> None:
     report = report_of(checks, params["components"], made_at, params["versions"])
     table = table_of(checks)
     report_path = os.path.join(params["path"], "report.json")
+    changed = differs(report_path, report)
     if not module.check_mode:
         try:
             os.makedirs(params["path"], mode=0o700, exist_ok=True)
@@ -196,7 +214,7 @@ def main() -> None:
         except OSError as error:
             module.fail_json(msg=f"The report cannot be written to {params['path']}: {error.strerror}.")
     module.exit_json(
-        changed=False,
+        changed=changed,
         passed=report["passed"],
         counts=report["counts"],
         failed_checks=[check.id for check in checks if check.verdict == "failed"],

@@ -18,8 +18,9 @@ description:
     dialled and for the API server's own count of dials.
   - The API server keeps connections to webhooks open, so that not every call dials. So the agent's log since its start
     counts.
-  - Needs the rights to get mutating webhook configurations, services, pods and their logs in the agent's namespace,
-    to get the URL V(/metrics), and to create pods in O(probe_namespace) if O(probe) is set.
+  - Konnectivity's own agent counts its dials, too; where an agent serves that count it has to agree with the log.
+notes:
+  - C(docs/reference/rights/webhook_tunnel_info.yml) is the smallest ClusterRole that it works with.
 extends_documentation_fragment:
   - kubernetes.core.k8s_auth_options
   - tenantry.gpu.attributes
@@ -37,6 +38,16 @@ options:
     description: Labels of the agent's pods.
     type: str
     default: k8s-app=konnectivity-agent
+  agent_metrics:
+    description:
+      - Whether to ask each agent, through the API server, for its own count of dials.
+        An agent that serves none is no error.
+    type: bool
+    default: true
+  agent_metrics_port:
+    description: Port of the agent's metrics, which is its health port (Konnectivity's C(--health-server-port)).
+    type: int
+    default: 8134
   probe:
     description: Whether to ask the API server, with a dry run, to admit a GPU pod, so that it calls the webhook now.
     type: bool
@@ -111,6 +122,14 @@ agents:
       description: The latest of those lines.
       type: str
       sample: 'Received DIAL_REQ dialAddress="10.112.34.5:443"'
+    counted:
+      description: How many dials, to any address, the agent itself counts. Null if it serves no such count.
+      type: int
+      sample: 14
+    failures:
+      description: How many dials, to any address, failed. Null if it serves no such count.
+      type: int
+      sample: 0
 metric:
   description: The API server's own count of dials through its egress, by protocol and transport.
   returned: success
@@ -128,12 +147,17 @@ Object = dict[str, Any]
 
 METRIC = "apiserver_egress_dialer_dial_start_total"
 DIALLED = "Received DIAL_REQ"
+# kubernetes-sigs/apiserver-network-proxy v0.36.0, pkg/agent/metrics/metrics.go
+AGENT_DIALS = "konnectivity_network_proxy_agent_dial_duration_seconds_count"
+AGENT_FAILURES = "konnectivity_network_proxy_agent_endpoint_dial_failure_total"
 ANSWER = "schedulerName {}"
 TAKEN = ANSWER.format(SCHEDULER_NAME)
 OPTIONS: dict[str, Any] = {
     "webhook": {"type": "str", "default": "hami-webhook"},
     "agent_namespace": {"type": "str", "default": "kube-system"},
     "agent_selector": {"type": "str", "default": "k8s-app=konnectivity-agent"},
+    "agent_metrics": {"type": "bool", "default": True},
+    "agent_metrics_port": {"type": "int", "default": 8134},
     "probe": {"type": "bool", "default": True},
     "probe_namespace": {"type": "str", "default": "default"},
 }
@@ -146,6 +170,15 @@ PROBE_POD: Object = {
         "containers": [{"name": "probe", "image": "none", "resources": {"limits": {RESOURCE_COUNT: "1"}}}],
     },
 }
+
+
+def webhook_configuration(cluster: Cluster, name: str) -> Object:
+    try:
+        return cluster.get(f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}")
+    except ClusterError as error:
+        if error.status != 404:
+            raise
+        raise ClusterError(f"No MutatingWebhookConfiguration is named {name}; install HAMi, or set webhook.") from error
 
 
 def webhook_service(configuration: Object) -> tuple[str, str, int, str]:
@@ -163,17 +196,25 @@ def dials_of(log: str, address: str) -> list[str]:
     return [line for line in log.splitlines() if DIALLED in line and f'"{address}"' in line]
 
 
-def metric_lines(metrics: str) -> list[str]:
-    return [line for line in metrics.splitlines() if line.startswith(METRIC)]
+def metric_lines(metrics: str, name: str = METRIC) -> list[str]:
+    """The samples of one metric, whatever their labels."""
+    return [line for line in metrics.splitlines() if line.split("{")[0].split(" ")[0] == name]
+
+
+def total(lines: list[str]) -> int:
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
 def why_not(agents: list[Object], address: str, metric: list[str], answered: str | None) -> str:
     """What the proof lacks; empty when nothing."""
     if not agents:
-        return "the tunnel's agent has no pod"
-    if not any(agent["dials"] for agent in agents):
+        return "the tunnel's agent has no pod; see whether its DaemonSet or Deployment has a node to run on"
+    dialled = [agent for agent in agents if agent["dials"]]
+    if not dialled:
         return f"no agent's log says that it dialled {address}"
-    if not any(float(line.rsplit(" ", 1)[1]) > 0 for line in metric):
+    if not any(agent["counted"] is None or agent["counted"] >= agent["dials"] for agent in dialled):
+        return f"no agent that says it dialled {address} counts as many dials ({AGENT_DIALS})"
+    if total(metric) == 0:
         return f"the API server counts no dial through an egress ({METRIC})"
     if answered is not None and answered != TAKEN:
         return f"the webhook did not take the pod of the dry run: {answered}"
@@ -185,29 +226,59 @@ def probe(cluster: Cluster, namespace: str) -> str:
     try:
         pod = cluster.create(f"/api/v1/namespaces/{namespace}/pods", PROBE_POD, dryRun="All")
     except ClusterError as error:
+        if error.status == 403 and "cannot create" in str(error):
+            raise
         return str(error)
     return ANSWER.format(pod["spec"].get("schedulerName"))
 
 
-def read_agents(cluster: Cluster, namespace: str, selector: str, address: str) -> list[Object]:
-    agents = []
-    for pod in cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector):
-        name = pod["metadata"]["name"]
-        lines: list[str] = []
-        if (pod.get("status") or {}).get("phase") == "Running":
-            lines = dials_of(cluster.text(f"/api/v1/namespaces/{namespace}/pods/{name}/log"), address)
-        latest = lines[-1] if lines else ""
-        agents.append({"name": name, "node": pod["spec"].get("nodeName", ""), "dials": len(lines), "line": latest})
-    return agents
+def agent_counts(cluster: Cluster, pod_path: str, port: int) -> tuple[int | None, int | None]:
+    """An agent's own counts of dials and of failed ones; None where it serves none. Raises ClusterError for a 403."""
+    try:
+        metrics = cluster.text(f"{pod_path}:{port}/proxy/metrics")
+    except ClusterError as error:
+        if error.status == 403:
+            raise
+        return None, None
+    if not metric_lines(metrics, AGENT_DIALS):
+        return None, None
+    return total(metric_lines(metrics, AGENT_DIALS)), total(metric_lines(metrics, AGENT_FAILURES))
+
+
+def read_agent(cluster: Cluster, pod: Object, address: str, metrics_port: int | None) -> Object:
+    """What one agent says of its dials. ``metrics_port`` None: it is not asked for its count."""
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    lines: list[str] = []
+    counted, failures = None, None
+    if (pod.get("status") or {}).get("phase") == "Running":
+        lines = dials_of(cluster.text(f"{path}/log"), address)
+        if metrics_port is not None:
+            counted, failures = agent_counts(cluster, path, metrics_port)
+    return {
+        "name": name,
+        "node": pod["spec"].get("nodeName", ""),
+        "dials": len(lines),
+        "line": lines[-1] if lines else "",
+        "counted": counted,
+        "failures": failures,
+    }
+
+
+def read_agents(cluster: Cluster, params: Object, address: str) -> list[Object]:
+    pods = f"/api/v1/namespaces/{params['agent_namespace']}/pods"
+    port = params["agent_metrics_port"] if params["agent_metrics"] else None
+    return [
+        read_agent(cluster, pod, address, port) for pod in cluster.list(pods, labelSelector=params["agent_selector"])
+    ]
 
 
 def read(cluster: Cluster, params: Object) -> Object:
-    path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{params['webhook']}"
-    namespace, name, port, policy = webhook_service(cluster.get(path))
+    namespace, name, port, policy = webhook_service(webhook_configuration(cluster, params["webhook"]))
     service = cluster.get(f"/api/v1/namespaces/{namespace}/services/{name}")
     address = f"{service['spec']['clusterIP']}:{port}"
     answered = probe(cluster, params["probe_namespace"]) if params["probe"] else None
-    agents = read_agents(cluster, params["agent_namespace"], params["agent_selector"], address)
+    agents = read_agents(cluster, params, address)
     metric = metric_lines(cluster.text("/metrics"))
     reason = why_not(agents, address, metric, answered)
     return {

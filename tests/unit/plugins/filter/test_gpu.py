@@ -11,6 +11,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.tenantry.gpu.plugins.filter.gpu import (
+    simulated_nodes,
     simulated_registers,
     simulated_slots,
     verification_evidence,
@@ -30,6 +31,14 @@ def test_the_registers_of_a_tenant() -> None:
     registers = simulated_registers(WORKERS, HOSTVARS, "tenant-b")
     assert list(registers) == ["b-worker-0"]
     assert [card["devmem"] for card in json.loads(registers["b-worker-0"])] == [24576, 24576]
+
+
+def test_the_nodes_of_a_tenant() -> None:
+    (node,) = simulated_nodes(WORKERS, HOSTVARS, "tenant-a")
+    (card,) = node.pop("cards")
+    assert node == {"name": "a-worker-0"}
+    assert (card["index"], card["memory_mib"], card["healthy"]) == (0, 81920, True)
+    assert card["uuid"] in simulated_registers(WORKERS, HOSTVARS, "tenant-a")["a-worker-0"]
 
 
 def test_the_slots_of_a_tenant() -> None:

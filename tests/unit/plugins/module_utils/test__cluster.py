@@ -9,6 +9,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ pytest.importorskip("kubernetes")
 
 from ansible_collections.kubernetes.core.plugins.module_utils.k8s.client import get_api_client
 
+from ansible_collections.tenantry.gpu.plugins.module_utils import _cluster
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
     Cluster,
     ClusterError,
     Follower,
     ask,
     read_kubeconfig,
+    without_retries,
 )
 
 Answer = tuple[int, Any]
@@ -95,10 +98,17 @@ def kubeconfig(folder: Path, url: str, token: str) -> str:
 
 
 @pytest.fixture
-def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def patient(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster that is asked again for two seconds, as the module hami_device_info."""
     # The dynamic client keeps what it discovered in a file there.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return Cluster(get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client)
+    client = without_retries(get_api_client(kubeconfig=kubeconfig(tmp_path, server.url, "mine")).client)
+    return Cluster(client, "hami_device_info", patience_s=2)
+
+
+@pytest.fixture
+def cluster(patient: Cluster) -> Cluster:
+    return patient.impatient()
 
 
 def listing(version: str, *names: str, more: str = "") -> dict[str, Any]:
@@ -123,6 +133,51 @@ def test_a_list_is_read_page_by_page(server: Server, cluster: Cluster) -> None:
     pages = {None: listing("1", "a", "b", more="next"), "next": listing("1", "c")}
     server.answers["GET", "/api/v1/pods"] = lambda query: (200, pages[query.get("continue")])
     assert [pod["metadata"]["name"] for pod in cluster.list("/api/v1/pods")] == ["a", "b", "c"]
+
+
+def test_a_list_of_metadata_alone(server: Server, cluster: Cluster) -> None:
+    server.answers["GET", "/api/v1/nodes"] = 200, listing("1", "n1")
+    assert [node["metadata"]["name"] for node in cluster.list("/api/v1/nodes", metadata_only=True)] == ["n1"]
+    assert "as=PartialObjectMetadataList" in server.requests[-1][2]["Accept"]
+
+
+def edit(cluster: Cluster, path: str = "/api/v1/nodes/n1", **more: Any) -> bool:
+    def change(thing: dict[str, Any]) -> dict[str, Any] | None:
+        return None if thing["metadata"].get("done") else {"metadata": {"done": "1"}}
+
+    return cluster.edit(path, change, **more)
+
+
+def test_an_edit_holds_to_the_version_that_was_read(server: Server, cluster: Cluster) -> None:
+    server.answers["PATCH", "/api/v1/nodes/n1/status"] = 200, {}
+    assert edit(cluster, thing={"metadata": {"resourceVersion": "7"}}, subresource="/status")
+    assert [request[0] for request in server.requests if "/api/v1" in request[1]] == ["PATCH"]
+    assert json.loads(server.requests[-1][3]) == {"metadata": {"done": "1", "resourceVersion": "7"}}
+
+
+def test_an_edit_reads_again_what_has_changed(server: Server, cluster: Cluster) -> None:
+    versions = iter("89")
+    server.answers["GET", "/api/v1/nodes/n1"] = lambda query: (200, {"metadata": {"resourceVersion": next(versions)}})
+    answers = iter([409, 429, 200])
+    server.answers["PATCH", "/api/v1/nodes/n1"] = lambda query: (next(answers), {"message": "busy"})
+    assert edit(cluster, thing={"metadata": {"resourceVersion": "7"}})
+    bodies = [json.loads(body) for verb, _path, _headers, body in server.requests if verb == "PATCH"]
+    assert [body["metadata"]["resourceVersion"] for body in bodies] == ["7", "8", "9"]
+
+
+def test_an_edit_has_nothing_to_do(server: Server, cluster: Cluster) -> None:
+    server.answers["GET", "/api/v1/nodes/n1"] = 200, {"metadata": {"resourceVersion": "8", "done": "1"}}
+    assert not edit(cluster)
+
+
+def test_an_edit_gives_up(server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cluster, "EDIT_PATIENCE_S", 0.2)
+    server.answers["GET", "/api/v1/nodes/n1"] = 200, {"metadata": {"resourceVersion": "8"}}
+    server.answers["PATCH", "/api/v1/nodes/n1"] = 409, {"message": "modified"}
+    with pytest.raises(ClusterError, match="PATCH /api/v1/nodes/n1: 409 modified"):
+        edit(cluster)
+    with pytest.raises(ClusterError, match="GET /api/v1/nodes/n9: 404"):
+        edit(cluster, "/api/v1/nodes/n9")
 
 
 def test_a_patch_is_a_merge_patch(server: Server, cluster: Cluster) -> None:
@@ -153,6 +208,89 @@ def test_an_api_that_is_away(server: Server, cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="cannot be reached") as caught:
         cluster.get("/api/v1/nodes")
     assert caught.value.status == 0
+
+
+def answers_in_turn(server: Server, verb: str, path: str, *answers: Answer) -> list[Answer]:
+    """One answer after the other; the last one stays. What is left tells how often it was asked."""
+    left = list(answers)
+    server.answers[verb, path] = lambda query: left.pop(0) if len(left) > 1 else left[0]
+    return left
+
+
+BUSY = 503, {"message": "the server is starting"}
+
+
+@pytest.mark.parametrize("trouble", [(429, {"message": "slow down"}), (500, {"message": "no leader"}), BUSY])
+def test_a_read_is_repeated(server: Server, patient: Cluster, trouble: Answer) -> None:
+    answers_in_turn(server, "GET", "/x", trouble, trouble, (200, {"a": 1}))
+    assert patient.get("/x") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "status", "tries"),
+    [
+        ("GET", "/x", 404, 1),
+        ("GET", "/x", 403, 1),
+        ("GET", "/api/v1/namespaces/n/services/s/proxy/metrics", 503, 1),
+        ("GET", "/api/v1/namespaces/n/pods/p/log", 500, 1),
+        ("PATCH", "/x", 503, 2),
+        ("PATCH", "/x", 409, 1),
+        ("PATCH", "/x", 500, 1),
+        ("DELETE", "/x", 503, 2),
+        ("POST", "/x", 429, 2),
+        ("POST", "/x", 503, 1),
+    ],
+)
+def test_what_is_sent_again(server: Server, patient: Cluster, verb: str, path: str, status: int, tries: int) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "GET": lambda: patient.get(path),
+        "PATCH": lambda: patient.patch(path, {}),
+        "DELETE": lambda: patient.delete(path),
+        "POST": lambda: patient.create(path, {}),
+    }
+    answers_in_turn(server, verb, path, (status, {"message": "no"}), (200, {}))
+    before = len(server.requests)
+    with suppress(ClusterError):
+        calls[verb]()
+    assert len(server.requests) - before == tries
+
+
+def test_patience_ends(server: Server, patient: Cluster) -> None:
+    server.answers["GET", "/x"] = BUSY
+    with pytest.raises(ClusterError, match=r"GET /x: 503 the server is starting \(for \d s\)$"):
+        patient.get("/x")
+
+
+def test_credentials_that_expired_are_told_what_to_do(server: Server, patient: Cluster) -> None:
+    server.answers["GET", "/x"] = 401, {"message": "Unauthorized"}
+    with pytest.raises(ClusterError, match="401 Unauthorized: the token or certificate has expired or is not valid"):
+        patient.get("/x")
+
+
+def test_a_missing_right_points_to_the_manifest_and_a_quota_does_not(server: Server, patient: Cluster) -> None:
+    server.answers["GET", "/x"] = 403, {"message": 'User "u" cannot list resource "nodes"'}
+    with pytest.raises(ClusterError, match=r"cannot list.*; docs/reference/rights/hami_device_info\.yml has"):
+        patient.get("/x")
+    server.answers["POST", "/x"] = 403, {"message": 'pods "p" is forbidden: exceeded quota'}
+    with pytest.raises(ClusterError, match=r"exceeded quota$"):
+        patient.create("/x", {})
+
+
+def test_an_answer_that_is_no_json_is_said(server: Server, cluster: Cluster) -> None:
+    server.answers["GET", "/x"] = 200, "<html>login</html>"
+    with pytest.raises(ClusterError, match="answered no JSON: b'<html>login"):
+        cluster.get("/x")
+
+
+def test_a_list_that_expired_is_read_again_without_what_was_given(server: Server, cluster: Cluster) -> None:
+    gone = 410, {"message": "the continue parameter is too old"}
+    pages = [(200, listing("1", "a", "b", more="x")), gone, (200, listing("2", "b", "c", more="y")), gone]
+    left = answers_in_turn(server, "GET", "/api/v1/pods", *pages, (200, listing("3", "a", "d")))
+    assert [pod["metadata"]["name"] for pod in cluster.list("/api/v1/pods")] == ["a", "b", "c", "d"]
+    assert len(left) == 1
+    answers_in_turn(server, "GET", "/api/v1/pods", gone)
+    with pytest.raises(ClusterError, match="410"):
+        list(cluster.list("/api/v1/pods"))
 
 
 def event(kind: str, name: str) -> str:

@@ -165,6 +165,8 @@ def test_when_nothing_more_is_to_be_awaited(expect: dict[str, str], pod: Seen, d
         ({}, {}, ["CardInsufficientCore", "CardUuidMismatch"], False),
         ({"avoid_uuids": ["GPU-2"]}, {}, ["CardInsufficientCore", "CardUuidMismatch"], True),
         ({}, {"uuid": "GPU-1"}, ["CardInsufficientCore", "CardUuidMismatch"], True),
+        ({}, {"uuid": "GPU-1"}, ["CardInsufficientCore", "CardNotHealth"], True),
+        ({}, {}, ["CardInsufficientCore", "CardNotHealth"], False),
         ({"use_types": ["A100"]}, {}, ["CardInsufficientCore", "CardTypeMismatch"], True),
         ({}, {}, ["CardInsufficientMemory"], False),
     ],

@@ -63,6 +63,9 @@ class FakeCluster:
         self.fail: dict[str, ClusterError] = {}
         self._changes: queue.Queue[tuple[str, Object]] = queue.Queue()
 
+    def impatient(self) -> FakeCluster:
+        return self
+
     def create(self, path: str, body: Object, **query: str) -> Object:
         self._maybe_fail(f"POST {path.rsplit('/', 1)[1]}")
         name = body["metadata"]["name"]

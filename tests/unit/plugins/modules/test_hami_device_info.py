@@ -25,6 +25,7 @@ PARAMS: Object = {
     "pods": "all",
     "stuck_after_s": 60,
     "scheduler_name": "hami-scheduler",
+    "hami_version": None,
     "wait_for_slots": None,
     "wait_timeout_s": 0,
     "wait_for_scheduler": False,
@@ -109,7 +110,7 @@ def test_cards_shares_and_sums() -> None:
         "free": {"memory_mib": 60920, "cores": 70, "slots": 8},
     }
     assert result["contradictions"] == []
-    assert result["hami"] == {"nodes": 1, "scheduler_found": False, "before_2_6": []}
+    assert result["hami"] == {"nodes": 1, "scheduler_found": False, "version": "", "before_2_6": []}
     assert module.warnings_of(result) == []
 
 
@@ -191,6 +192,32 @@ def test_a_node_that_vanishes_meanwhile_has_no_lock() -> None:
     cluster.list = lambda path, **query: iter(listed if path.endswith("nodes") else [])  # type: ignore[method-assign]
     cluster.nodes = []
     assert read(cluster)["contradictions"] == []
+
+
+@pytest.mark.parametrize(
+    ("image", "told", "memory_mib", "version"),
+    [
+        ("", None, 900, ""),
+        ("mirror.example:5000/projecthami/hami:v2.10.0", None, 900, "2.10"),
+        ("projecthami/hami:v2.9.1", None, 1000, "2.9"),
+        ("projecthami/hami:2.7", None, 1000, "2.7"),
+        ("projecthami/hami@sha256:0", None, 900, ""),
+        ("projecthami/hami:v2.9.1", "2.10", 900, "2.9"),
+        ("", "2.9", 1000, ""),
+    ],
+)
+def test_init_containers_count_as_that_version_counts_them(
+    image: str, told: str | None, memory_mib: int, version: str
+) -> None:
+    prepared = pod("a", "GPU-1,NVIDIA,900,0:;GPU-1,NVIDIA,100,0:;")
+    prepared["spec"]["initContainers"] = [{"name": "prepare"}]
+    scheduler = pod("z-scheduler", "")
+    scheduler["metadata"]["labels"] = {"app.kubernetes.io/component": "hami-scheduler"}
+    scheduler["spec"]["containers"] = [{"image": "registry.k8s.io/kube-scheduler:v1.34.0"}, {"image": image}]
+    del scheduler["metadata"]["annotations"]
+    result = read(FakeCluster([node()], [prepared, scheduler]), hami_version=told)
+    assert result["totals"]["allocated"]["memory_mib"] == memory_mib
+    assert (result["hami"]["scheduler_found"], result["hami"]["version"]) == (True, version)
 
 
 def test_hami_absent_or_old_is_said_first() -> None:

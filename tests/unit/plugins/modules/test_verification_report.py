@@ -28,12 +28,20 @@ def run(capsys: pytest.CaptureFixture[str], path: Path, *records: dict[str, Any]
 def test_three_files_for_their_owner_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "state" / "report"
     answer = run(capsys, folder, RECORD, {**RECORD, "id": "x", "verdict": "failed", "reason": "no card"})
-    assert (answer["passed"], answer["failed_checks"], answer["changed"]) == (False, ["x"], False)
+    assert (answer["passed"], answer["failed_checks"], answer["changed"]) == (False, ["x"], True)
     assert {file.name for file in folder.iterdir()} == {"report.json", "junit.xml", "report.txt"}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "report.json").stat().st_mode) == 0o600
     assert (folder / "report.json").read_text().startswith('{\n  "components": "standin",\n')
     assert answer["report_table"] in (folder / "report.txt").read_text()
+
+
+def test_a_change_is_another_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, tmp_path, RECORD)["changed"] is True
+    assert run(capsys, tmp_path, {**RECORD, "proof": {"pod": "another"}})["changed"] is False
+    assert run(capsys, tmp_path, {**RECORD, "verdict": "failed"}, _ansible_check_mode=True)["changed"] is True
+    (tmp_path / "report.json").write_text("cut off {")
+    assert run(capsys, tmp_path, RECORD)["changed"] is True
 
 
 def test_check_mode_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
