@@ -12,7 +12,7 @@ node another kind; nothing else is looked at again. No input or output, no clock
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Union
@@ -88,9 +88,10 @@ class Landing:
         """The shares of each container with their cards."""
         return tuple(tuple(self.of_cards(entry)) for entry in self.entries)
 
-    def of_cards(self, entry: Iterable[tuple[int, Share]]) -> Iterable[tuple[Card, Share]]:
-        cards = self.host.node.cards
-        return ((cards[position], replace(share, uuid=cards[position].uuid)) for position, share in entry)
+    def of_cards(self, entry: Iterable[tuple[int, Share]]) -> Iterator[tuple[Card, Share]]:
+        for position, share in entry:
+            card = self.host.node.cards[position]
+            yield card, Share(card.uuid, share.type, share.memory_mib, share.cores)
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,11 @@ class _Build:
         self.kinds: dict[_Taken, int] = {}
 
 
+def _looks_of(card: Card) -> tuple[object, ...]:
+    """All of a card but its UUID."""
+    return card.index, card.slots, card.memory_mib, card.cores, card.type, card.numa, card.mode, card.healthy
+
+
 @lru_cache(maxsize=1 << 16)
 def _usage(used: tuple[int, int, int]) -> Usage:
     return Usage(*used)
@@ -174,7 +180,7 @@ class _Catalogue:
     def kind_of(self, host: Host, uuids: frozenset[str], labels: frozenset[str]) -> int:
         """The number of a host's kind; UUIDs and labels that some pod names tell nodes apart."""
         node = host.node
-        cards = tuple(replace(card, uuid=card.uuid if card.uuid in uuids else "") for card in node.cards)
+        cards = tuple((_looks_of(card), card.uuid if card.uuid in uuids else "") for card in node.cards)
         cordoned = tuple(card.uuid in node.cordoned for card in node.cards)
         marks = tuple(sorted((key, value) for key, value in host.labels.items() if key in labels))
         key = (cards, cordoned, marks, host.closed, node.name if node.pair_scores else "")

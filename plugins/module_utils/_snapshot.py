@@ -10,6 +10,7 @@ No input or output, no clock.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -186,9 +187,9 @@ def declared_hosts(nodes: object) -> list[Host]:
         raise SnapshotError(f"{nodes!r} is no list of nodes; give one of {{name: ..., cards: [...]}}.")
     hosts = [_declared_host(node) for node in nodes]
     names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise SnapshotError(f"node {name} stands twice; give each its own name.")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SnapshotError(f"node {twice[0]} stands twice; give each its own name.")
     return hosts
 
 

@@ -119,7 +119,7 @@ options:
   count_up_to:
     description: How far to count how many more pods of each case would fit; V(0) does not count.
     type: int
-    default: 10000
+    default: 1000
   on_mismatch:
     description: Whether a case that would come out otherwise than O(cases[].expect) says fails the task, or is only
       reported.
