@@ -37,6 +37,7 @@ NAMESPACES = 20
 CARDS = 8
 PROFILE = {"profile": "h100", "count": CARDS}
 PATCHES_RATIO, INFO_S, INFO_MIB, PLACEMENTS, IMPORT_RATIO = 20.0, 5.0, 300.0, 5000.0, 1.0
+LIMIT_S = 1800.0
 IMPORTS, IMPORT_NOISE = 9, 0.05
 
 # Runs a module as Ansible does once it has unpacked it, and says what it took.
@@ -127,7 +128,7 @@ def requests_of(plane: ControlPlane, resource: str) -> dict[str, int]:
 def task_seconds(folder: Path, task: Object) -> float:
     """How long one task takes in a playbook, without the start of ansible-playbook."""
     os.environ["ANSIBLE_STDOUT_CALLBACK"] = "ansible.posix.json"
-    run = run_play(folder, {"tasks": [{"name": "measured", **task}]}, {})
+    run = run_play(folder, {"tasks": [{"name": "measured", **task}]}, {}, limit_s=LIMIT_S)
     answer = json.loads(run.output[run.output.index("{\n") :])
     if run.status:
         raise SystemExit(json.dumps(answer["plays"][0]["tasks"][0]["hosts"]["localhost"].get("msg"), indent=2))
