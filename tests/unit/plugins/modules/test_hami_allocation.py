@@ -444,11 +444,3 @@ def test_waiting_outlasts_an_api_that_is_away(cluster: Any, monkeypatch: pytest.
     monkeypatch.setattr(cluster, "list", lambda path, **query: (_ for _ in ()).throw(ClusterError("forbidden", 403)))
     with pytest.raises(ClusterError, match="forbidden"):
         run(cluster, wait_s=10)
-
-
-def test_pods_may_be_created_meanwhile(cluster: Any, scheduler: list[str]) -> None:
-    add_node(cluster)
-    scheduler.append("late")
-    finisher = module.Finisher(cluster, module.Scope(None, None, frozenset(), 0), False, False)
-    finisher.run(wait_s=10, quiet_s=0.05)
-    assert [each["pod"] for each in finisher.done.finished] == ["late"]
