@@ -246,11 +246,14 @@ def path_of(namespace: str, pod: str) -> str:
 
 
 def is_left(pod: Object) -> bool:
-    """Whether a pod is bound to its node and still waits for a plugin to hand out its cards."""
+    """Whether a pod is bound to its node and still waits for a plugin to hand out its cards.
+
+    One that has run to its end meanwhile had them; one that failed may have failed for want of them.
+    """
     return (
         annotations_of(pod).get(POD_BIND_PHASE) == PHASE_ALLOCATING
         and bool((pod.get("spec") or {}).get("nodeName"))
-        and (pod.get("status") or {}).get("phase") not in ENDED
+        and (pod.get("status") or {}).get("phase") != "Failed"
     )
 
 

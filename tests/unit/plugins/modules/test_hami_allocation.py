@@ -131,6 +131,14 @@ def test_check_mode_tells_the_same_and_does_nothing(cluster: Any) -> None:
     assert told["changed"] and len(told["locks"]) == 2
 
 
+def test_a_pod_that_ran_to_its_end_had_its_cards(cluster: Any) -> None:
+    add_node(cluster, holder="a")
+    pod = add_pod(cluster, "a", status={"phase": "Succeeded"})
+    assert run(cluster)["changed"]
+    assert cluster.annotations(pod)[PHASE] == "success"
+    assert not is_locked(cluster)
+
+
 def test_what_needs_nothing_is_left(cluster: Any) -> None:
     add_node(cluster)
     for phase in ("success", "failed"):
@@ -188,7 +196,7 @@ def test_age_without_bind_time_is_the_pods(cluster: Any) -> None:
     ("holder", "reason"),
     [
         (None, "its holder is gone"),
-        ({"status": {"phase": "Succeeded"}}, "its holder has ended"),
+        ({"status": {"phase": "Succeeded"}, "node": "n1"}, "its holder has ended"),
         ({"status": {"phase": "Failed"}}, "its holder has ended"),
         ({"node": "n2"}, "its holder is on n2"),
         ({"phase": "success"}, "its holder's allocation has ended"),
