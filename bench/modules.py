@@ -129,7 +129,7 @@ def task_seconds(folder: Path, task: Object) -> float:
     """How long one task takes in a playbook, without the start of ansible-playbook."""
     os.environ["ANSIBLE_STDOUT_CALLBACK"] = "ansible.posix.json"
     run = run_play(folder, {"tasks": [{"name": "measured", **task}]}, {}, limit_s=LIMIT_S)
-    answer = json.loads(run.output[run.output.index("{\n") :])
+    answer, _end = json.JSONDecoder().raw_decode(run.output, run.output.index("{\n"))
     if run.status:
         raise SystemExit(json.dumps(answer["plays"][0]["tasks"][0]["hosts"]["localhost"].get("msg"), indent=2))
     duration = answer["plays"][0]["tasks"][0]["task"]["duration"]
