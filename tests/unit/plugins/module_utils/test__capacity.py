@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import SELECTOR_MISMATCH, Fleet, Host, Landing
@@ -82,7 +82,6 @@ def after(node, usage):
     return replace(node, usage=add_usage([node.usage, usage]))
 
 
-@settings(deadline=None)
 @given(
     nodes(),
     st.lists(PODS, max_size=12),

@@ -339,7 +339,7 @@ ASKED = st.fixed_dictionaries(
 KEYS = {"memory": "memory_mib", "cores": "cores", "cards": "cards", "replicas": "replicas"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(FLEETS, ASKED)
 def test_a_change_lets_the_case_in_and_a_smaller_one_does_not(hosts, asked):
     for change in only(hosts, **asked)["changes"]:
@@ -350,7 +350,7 @@ def test_a_change_lets_the_case_in_and_a_smaller_one_does_not(hosts, asked):
             assert not only(hosts, **{**asked, key: most + 1})["fits"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(FLEETS, ASKED)
 def test_as_many_more_fit_as_are_told(hosts, asked):
     case = only(hosts, **asked, options={"suggest_changes": False})
