@@ -158,7 +158,10 @@ def _number(count: int, thing: str) -> str:
 
 def _places(landings: Iterable[Landing]) -> str:
     places = Counter(
-        f"card {card.index} of {landing.node}" for landing in landings for entry in landing.cards for card, _ in entry
+        f"card {card.index} of {landing.node}"
+        for landing in landings
+        for entry in landing.cards
+        for card, _share in entry
     )
     told = [f"{place} ({count}x)" if count > 1 else place for place, count in places.items()]
     rest = len(told) - PLACES_TOLD
