@@ -20,7 +20,8 @@ from pathlib import Path
 import yaml
 from _build.assemble import Assembler
 from _build.components import bin_folder, build_components, go_version
-from _build.manifest import Image, check_binaries, digest, load_components, load_images, load_matrix
+from _build.hosts import load_all
+from _build.manifest import Image, check_binaries, digest, load_component, load_components, load_images, load_matrix
 from _build.oci import Built, Store, write_engine_archive
 from _build.progress import BuildError, Progress
 from _build.registry import push_all
@@ -56,13 +57,9 @@ class StandIn:
         """Builds and imports what is missing. Returns whether anything was, and what the roles need to know."""
         assembler = self.assembler
         made = bool(build_components(self.cache, assembler.components.values(), assembler.go, self.progress))
-        missing = assembler.missing(self.images)
-        for number, image in enumerate(missing, start=1):
-            with self.progress.step(f"image {number} of {len(missing)}: assembling {image.reference}"):
-                assembler.assemble(image)
-        built = {image: assembler.assemble(image) for image in self.images}
+        assembled, built = assemble_all(assembler, self.images)
         imported = self._import(engine, {image: one for image, one in built.items() if image.engine})
-        return made or bool(missing) or imported, self._describe(built)
+        return made or assembled or imported, self._describe(built)
 
     def push(self, registry: str) -> bool:
         images = [
@@ -119,18 +116,58 @@ class StandIn:
         return charts
 
 
-def build_upstream(matrix: Mapping[str, str], engine: str, mirror: str, progress: Progress) -> tuple[bool, Description]:
-    """The image set of a machine that reaches image registries: kind's node image; the rest is pulled."""
-    node = Node.of(IMAGES / "node", ENGINE_PREFIX, matrix["kubernetes"], mirror)
-    return node.build(engine, progress), {
-        "source": "upstream",
-        "hash": digest([node.reference, dict(matrix)], 12),
-        "node_image": node.reference,
-        "registry_image": "",
-        "charts": {},
-        "images": {},
-        **{tool: tool for tool in TOOLS},
-    }
+@dataclass(frozen=True)
+class Upstream:
+    """The image set of a machine that reaches image registries: kind's node image, and ours, which are in none."""
+
+    node: Node
+    images: list[Image]
+    matrix: Mapping[str, str]
+    assembler: Assembler
+    progress: Progress
+
+    @classmethod
+    def load(cls, cache: Path, matrix: Mapping[str, str], mirror: str, progress: Progress) -> Upstream:
+        node = Node.of(IMAGES / "node", ENGINE_PREFIX, matrix["kubernetes"], mirror)
+        images = [image for image in load_images(IMAGES, matrix) if image.ours]
+        # Only a helm that the machine lacks is compiled; else nothing asks for Go.
+        components = {} if shutil.which("helm") else {"helm": load_component(IMAGES / "components" / "helm", matrix)}
+        if components and not shutil.which("go"):
+            raise BuildError("Neither helm nor go is on PATH; install helm 3, or Go with which it is compiled.")
+        go = go_version() if components else ""
+        assembler = Assembler(IMAGES.parent, cache, components, go, Store(cache / "images"), progress)
+        return cls(node, images, matrix, assembler, progress)
+
+    def build(self, engine: str) -> tuple[bool, Description]:
+        """Builds what is missing. Returns whether anything was, and what the roles need to know."""
+        assembler = self.assembler
+        made = bool(build_components(assembler.cache, assembler.components.values(), assembler.go, self.progress))
+        assembled, built = assemble_all(assembler, self.images)
+        digests = {image.reference: one.digest for image, one in built.items()}
+        helm = assembler.components.get("helm")
+        return self.node.build(engine, self.progress) or made or assembled, {
+            "source": "upstream",
+            "hash": digest([self.node.reference, dict(self.matrix), digests], 12),
+            "node_image": self.node.reference,
+            "registry_image": "",
+            "charts": {},
+            "images": digests,
+            "helm": str(bin_folder(assembler.cache, helm, assembler.go) / "helm") if helm else "helm",
+            "kubectl": "kubectl",
+        }
+
+    def push(self, engine: str, hosts: list[str]) -> bool:
+        images = [(image.reference, self.assembler.assemble(image)) for image in self.images]
+        return bool(load_all(engine, hosts, images, self.assembler.store, self.progress))
+
+
+def assemble_all(assembler: Assembler, images: list[Image]) -> tuple[bool, dict[Image, Built]]:
+    """Assembles what is missing. Returns whether anything was, and every image."""
+    missing = assembler.missing(images)
+    for number, image in enumerate(missing, start=1):
+        with assembler.progress.step(f"image {number} of {len(missing)}: assembling {image.reference}"):
+            assembler.assemble(image)
+    return bool(missing), {image: assembler.assemble(image) for image in images}
 
 
 def replace_link(link: Path, target: Path) -> None:
@@ -180,19 +217,22 @@ def arguments() -> argparse.Namespace:
     kept.add_argument("--versions", type=Path, default=VERSIONS, help="file with tenantry_versions")
     common.add_argument("--state", type=Path, required=True, help="folder of this lab")
     common.add_argument("--mirror", default="", help="a registry that serves every image under its upstream path")
+    engine = argparse.ArgumentParser(add_help=False)
+    installed = "podman" if shutil.which("podman") else "docker"
+    engine.add_argument("--engine", choices=["podman", "docker"], default=installed)
     phases = parser.add_subparsers(dest="phase", required=True)
     source = phases.add_parser("source", parents=[common], help="decide where components come from, and keep to it")
     source.add_argument("--source", choices=["auto", "upstream", "standin"], default="auto")
     components = phases.add_parser("components", parents=[kept], help="build components alone, where they are missing")
     components.add_argument("names", nargs="+", metavar="NAME", help="a folder of images/components")
-    build = phases.add_parser(
-        "build", parents=[common, kept], help="build and import what is missing, write images.json"
+    phases.add_parser(
+        "build", parents=[common, kept, engine], help="build and import what is missing, write images.json"
     )
-    build.add_argument(
-        "--engine", choices=["podman", "docker"], default="podman" if shutil.which("podman") else "docker"
+    push = phases.add_parser(
+        "push", parents=[common, kept, engine], help="bring the images to where the hosts find them"
     )
-    push = phases.add_parser("push", parents=[common, kept], help="push what the lab's registry does not have")
-    push.add_argument("--registry", required=True, help="the registry's address and port")
+    push.add_argument("--registry", required=True, help="the lab's registry, address and port (stand-ins)")
+    push.add_argument("--hosts", nargs="*", default=[], help="containers whose containerd gets our images (upstream)")
     return parser.parse_args()
 
 
@@ -224,17 +264,19 @@ def work(options: argparse.Namespace) -> bool:
         return decide_source(state, options.source, options.mirror)
     cache = options.cache.resolve()
     upstream = recorded_source(state) == "upstream"
-    if options.phase == "push" and upstream:
-        return False
     progress = Progress(cache / "logs")
     matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
     with only_one(cache, progress):
         if options.phase == "push":
+            if upstream:
+                return Upstream.load(cache, matrix, options.mirror, progress).push(options.engine, options.hosts)
             return StandIn.load(cache, matrix, progress).push(options.registry)
-        if upstream:
-            done, description = build_upstream(matrix, options.engine, options.mirror, progress)
-        else:
-            done, description = StandIn.load(cache, matrix, progress).build(options.engine)
+        images = (
+            Upstream.load(cache, matrix, options.mirror, progress)
+            if upstream
+            else StandIn.load(cache, matrix, progress)
+        )
+        done, description = images.build(options.engine)
         written = write_if_changed(state / "images.json", json.dumps(description, indent=2) + "\n")
         return done or written
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from . import debian
 from .components import bin_folder
 from .manifest import SCRATCH, Component, Image, digest, file_digest, walk
-from .oci import Built, Layer, Store, write_tar
+from .oci import IMAGE_FORMAT, Built, Layer, Store, write_tar
 from .progress import BuildError, Progress
 
 PYTHON = "3.11"  # Debian bookworm's
@@ -36,7 +36,7 @@ class Assembler:
 
     def key(self, image: Image) -> str:
         """Changes with everything that can change the image."""
-        return digest([[key for key, _ in self._recipe(image)], image.config()])
+        return digest([IMAGE_FORMAT, [key for key, _ in self._recipe(image)], image.config()])
 
     def assemble(self, image: Image) -> Built:
         key = self.key(image)

@@ -140,6 +140,11 @@ class Image:
     def reference(self) -> str:
         return f"{self.repository}:{self.tag}"
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is published nowhere: no upstream has an image of this name."""
+        return self.repository.startswith("tenantry/")
+
     def config(self) -> dict[str, object]:
         """The part of the OCI image configuration that a container runtime starts from."""
         env = {"PATH": DEFAULT_PATH, **self.env}

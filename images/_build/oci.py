@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+# To be raised when put_image writes something else for the same input: kept images are then written anew.
+IMAGE_FORMAT = 2
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -76,6 +78,8 @@ class Store:
             "os": "linux",
             "config": config,
             "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
+            # One entry a layer, or engines refuse to build on the image. Without a time: the same bytes every time.
+            "history": [{"created_by": "images/build.py"} for _ in layers],
         }
         config_digest, config_size = self._put_json(full_config)
         manifest = {
@@ -152,7 +156,26 @@ def write_engine_archive(out: Path, store: Store, built: Built, reference: str) 
         archive.add(store.blob(built.config), config_name)
         for name, layer in zip(names, built.layers, strict=True):
             archive.add(store.blob(layer.digest), name)
-        data = json.dumps(index).encode()
-        entry = tarfile.TarInfo("manifest.json")
-        entry.size = len(data)
-        archive.addfile(entry, io.BytesIO(data))
+        _add_json(archive, "manifest.json", index)
+
+
+def write_oci_archive(out: Path, store: Store, built: Built, name: str) -> None:
+    """Writes what `ctr images import` takes (an OCI layout). Unlike the engine's, it keeps the image's digest."""
+    manifest = {
+        "mediaType": MANIFEST_TYPE,
+        "digest": built.digest,
+        "size": store.blob(built.digest).stat().st_size,
+        "annotations": {"io.containerd.image.name": name},
+    }
+    with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as archive:
+        _add_json(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
+        for digest in dict.fromkeys([built.digest, built.config, *(layer.digest for layer in built.layers)]):
+            archive.add(store.blob(digest), f"blobs/{digest.replace(':', '/')}")
+        _add_json(archive, "index.json", {"schemaVersion": 2, "manifests": [manifest]})
+
+
+def _add_json(archive: tarfile.TarFile, name: str, value: object) -> None:
+    data = json.dumps(value).encode()
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))

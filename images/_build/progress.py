@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 HEARTBEAT_S = 5.0
 ERROR_LINES = 15
@@ -59,15 +60,21 @@ class Progress:
         self.say(f"{what}: done in {time.monotonic() - started:.1f} s")
 
     def run(
-        self, name: str, argv: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: IO[bytes] | None = None,
     ) -> None:
         """Runs a program with its output in the log folder; raises BuildError with the last lines."""
         self.log_folder.mkdir(parents=True, exist_ok=True)
         log = self.log_folder / f"{name}.log"
         with log.open("w", encoding="utf-8") as stream:
             try:
+                full_env = {**os.environ, **(env or {})}
                 result = subprocess.run(
-                    argv, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stream, stderr=stream, check=False
+                    argv, cwd=cwd, env=full_env, stdin=stdin, stdout=stream, stderr=stream, check=False
                 )
             except FileNotFoundError as missing:
                 raise BuildError(f"{name}: the program {argv[0]} is not installed.") from missing

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the tenantry.gpu authors
 # GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Says what a long task is doing, and ends a run with the verification's table."""
+"""Says what a long task is doing, and ends a run with the verification's table and the hosts that failed."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: progress
 type: notification
-short_description: Heartbeat of long tasks, and the verification's table at the end
+short_description: Heartbeat of long tasks, the verification's table and the failed hosts at the end
 version_added: "0.1.0"
 author: The tenantry.gpu maintainers (@tenantry)
 description:
@@ -16,6 +16,7 @@ description:
     that are not done with it, the seconds since it began, and the last line of the progress file.
   - Long programs append what they are doing to the progress file. A line older than the task is not shown.
   - After the recap it prints RV(tenantry.gpu.verification#module:report_table) of the run's last result that has one.
+  - The last lines name every host that failed, the task at which it did, and why.
 options:
   progress_file:
     description: File whose last line is shown, relative to the folder in which the run was started.
@@ -42,12 +43,14 @@ requirements:
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
 LAST_LINE_BYTES = 4096
 LINE_WIDTH = 160
+REASON_WIDTH = 400
 
 
 def last_line(path: str, since: float) -> str:
@@ -71,8 +74,15 @@ def heartbeat(task: str, hosts: list[str], elapsed_s: float, doing: str) -> str:
     return line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 3] + "..."
 
 
+def failure(host: str, task: str, answer: Mapping[str, Any]) -> str:
+    """One line that names a failed host, the task, and the reason."""
+    reason = " ".join(str(answer.get("msg") or answer.get("censored") or "see above.").split())
+    reason = reason if len(reason) <= REASON_WIDTH else reason[: REASON_WIDTH - 3] + "..."
+    return f"Failed: {host} at '{task}': {reason}"
+
+
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """Heartbeat thread and final table.
+    """Heartbeat thread, final table and failures.
 
     The thread takes no lock and writes with os.write alone: Ansible forks its workers while the thread
     runs, and a lock of Display or of a buffered stream held at that moment would stay held in the child.
@@ -90,6 +100,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._task_began = time.monotonic()
         self._task_began_wall = time.time()
         self._hosts: tuple[str, ...] = ()
+        self._failures: dict[str, str] = {}
         self._table = ""
         self._report = ""
         self._stop = threading.Event()
@@ -143,12 +154,14 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._end(result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        self._fail(result)
         self._end(result)
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._end(result)
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._fail(result)
         self._end(result)
 
     def v2_runner_retry(self, result: Any) -> None:
@@ -159,6 +172,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
         self._printed()
+
+    def _fail(self, result: Any) -> None:
+        name = result.host.get_name()
+        self._failures[name] = failure(name, self._task, result.result)
 
     def _end(self, result: Any) -> None:
         self._printed()
@@ -177,3 +194,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._display.display(self._table.rstrip("\n"))
             if self._report:
                 self._display.display(f"Report: {self._report}")
+        for host, line in self._failures.items():
+            # Not one that was rescued, or was to be ignored.
+            if stats.failures.get(host) or stats.dark.get(host):
+                self._display.display(line)

@@ -171,6 +171,33 @@ def check_versions(clusters: Sequence[Cluster], workers: Sequence[Worker]) -> li
     return findings
 
 
+def check_lab_versions(
+    built: str, built_only: bool, clusters: Sequence[Cluster], workers: Iterable[Worker]
+) -> list[str]:
+    """Versions that a lab's components do not have.
+
+    ``built`` is the Kubernetes of its hosts; ``built_only`` says that control planes have no other either, since no
+    image comes from a registry.
+    """
+    findings = []
+    for cluster in clusters if built_only else ():
+        minor = _minor(cluster.kubernetes_version)
+        # Others are check_versions' findings.
+        runs = minor is not None and KUBERNETES_OLDEST <= minor <= KUBERNETES_NEWEST
+        if runs and cluster.kubernetes_version.lstrip("v") != built:
+            findings.append(
+                f"{cluster.name}: Kubernetes {cluster.kubernetes_version} is not built here, only {built} is; give "
+                f"tenant_control_plane_kubernetes_version {built}, or components_source upstream."
+            )
+    findings += [
+        f"{worker.name}: node_kubernetes_version is {worker.kubernetes_version}, and the lab's hosts have {built}; "
+        f"take it out."
+        for worker in workers
+        if worker.kubernetes_version and worker.kubernetes_version.lstrip("v") != built
+    ]
+    return findings
+
+
 def _minor(version: str) -> tuple[int, int] | None:
     match = VERSION.fullmatch(version)
     return (int(match["major"]), int(match["minor"])) if match else None

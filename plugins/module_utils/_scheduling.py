@@ -90,6 +90,48 @@ _CANNOT_START = frozenset(
 _REASON_OF_NODES = re.compile(r"[0-9]+ nodes ([A-Za-z]+)\(([^)]*)\)")
 
 
+# The options of a case, as Ansible checks them.
+CONTAINER_OPTIONS: dict[str, Any] = {
+    "cards": {"type": "int"},
+    "memory_mib": {"type": "int"},
+    "memory_percent": {"type": "int"},
+    "cores": {"type": "int"},
+    "priority": {"type": "int"},
+}
+EXPECT_OPTIONS: dict[str, Any] = {
+    "outcome": {"type": "str", "choices": ["placed", "refused", "denied", "over_quota"], "required": True},
+    "reason": {"type": "str"},
+    "other_reasons": {"type": "bool", "default": False},
+    "denial": {"type": "str"},
+    "node": {"type": "str"},
+    "uuid": {"type": "str"},
+    "spread": {"type": "str", "choices": ["any", "one_card", "distinct_cards"], "default": "any"},
+}
+CASE_OPTIONS: dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "replicas": {"type": "int", "default": 1},
+    **CONTAINER_OPTIONS,
+    "containers": {
+        "type": "list",
+        "elements": "dict",
+        "options": {**CONTAINER_OPTIONS, "init": {"type": "bool", "default": False}},
+    },
+    "node_policy": {"type": "str", "choices": ["binpack", "spread"]},
+    "card_policy": {"type": "str"},
+    "use_types": {"type": "list", "elements": "str"},
+    "avoid_types": {"type": "list", "elements": "str"},
+    "use_uuids": {"type": "list", "elements": "str"},
+    "avoid_uuids": {"type": "list", "elements": "str"},
+    "annotations": {"type": "dict"},
+    "labels": {"type": "dict"},
+    "node_selector": {"type": "dict"},
+    "priority_class": {"type": "str"},
+    "while_running": {"type": "list", "elements": "str"},
+    "after": {"type": "list", "elements": "str"},
+    "expect": {"type": "dict", "options": EXPECT_OPTIONS},
+}
+
+
 class CaseError(ValueError):
     """A case that cannot be understood; the message names it and says what to do."""
 
@@ -151,6 +193,10 @@ class Expectation:
         return f"{pods} placed{spread}{where}"
 
 
+# The outcome of a case that is planned and not judged.
+NOTHING_EXPECTED = Expectation("")
+
+
 @dataclass(frozen=True)
 class Case:
     """Pods that are alike, and what is expected of them."""
@@ -209,7 +255,7 @@ def case_from_options(options: Mapping[str, Any]) -> Case:
         raise CaseError(f"case {name}: a pod needs a container that is no init container.")
     if options["replicas"] < 1:
         raise CaseError(f"case {name}: replicas is {options['replicas']}; give 1 or more.")
-    expect = _expectation(name, _known(options["expect"]))
+    expect = _expectation(name, _known(options["expect"])) if options.get("expect") else NOTHING_EXPECTED
     annotations = {**_policy_annotations(options), **(options.get("annotations") or {})}
     # A pod that may use one card alone is refused there and for its UUID elsewhere.
     on_card = expect.outcome == "refused" and expect.uuid
@@ -277,21 +323,30 @@ class Limit:
         return {f"limits.{resource}": str(amount) for resource, amount in asked.items() if amount is not None}
 
 
-def check_order(cases: Sequence[Case], limit: Limit = Limit()) -> None:
-    """Every case's forerunners exist and no case waits for itself; a quota is there to exceed. Raises CaseError."""
-    known: dict[str, Case] = {}
+def check_names(cases: Sequence[Case]) -> None:
+    """Every case has its own name, and its forerunners stand before it. Raises CaseError."""
+    known: set[str] = set()
     for case in cases:
         if case.name in known:
             raise CaseError(f"case {case.name} stands twice; give each its own name.")
         for other in (*case.while_running, *case.after):
             if other not in known:
                 raise CaseError(f"case {case.name} waits for {other!r}, which does not stand before it.")
+        known.add(case.name)
+
+
+def check_order(cases: Sequence[Case], limit: Limit = Limit()) -> None:
+    """The cases can be tried: what each waits for is there, and a quota to exceed. Raises CaseError."""
+    check_names(cases)
+    known = {case.name: case for case in cases}
+    for case in cases:
+        if case.expect is NOTHING_EXPECTED:
+            raise CaseError(f"case {case.name}: say in expect what is to become of its pods.")
         if case.expect.outcome == "over_quota" and not limit.hard():
             raise CaseError(f"case {case.name} is to exceed a quota; give quota.memory_mib or quota.cores.")
         for other in case.while_running:
             if known[other].expect.outcome != "placed":
                 raise CaseError(f"case {case.name} is to run while {other!r} runs, which is expected not to run.")
-        known[case.name] = case
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ notes:
 extends_documentation_fragment:
   - kubernetes.core.k8s_auth_options
   - tenantry.gpu.attributes
+  - tenantry.gpu.cases
 attributes:
   check_mode:
     support: partial
@@ -37,144 +38,6 @@ attributes:
     details:
       - The cluster is left as it was found.
 options:
-  cases:
-    description:
-      - The cases, each a number of pods that are alike. They start at the same time, in this order,
-        unless O(cases[].while_running) or O(cases[].after) say otherwise.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      name:
-        description: Name of the case, part of the names of its pods.
-        type: str
-        required: true
-      replicas:
-        description: Number of pods.
-        type: int
-        default: 1
-      cards:
-        description: Number of distinct cards that each pod asks for (V(nvidia.com/gpu)).
-        type: int
-      memory_mib:
-        description: Memory of each card, in MiB (V(nvidia.com/gpumem)).
-        type: int
-      memory_percent:
-        description: Memory of each card, in percent of it (V(nvidia.com/gpumem-percentage)).
-        type: int
-      cores:
-        description: Compute of each card, in percent of it (V(nvidia.com/gpucores)).
-        type: int
-      priority:
-        description: Priority of its work on a card that it shares, 0 is high and 1 is low (V(nvidia.com/priority)).
-        type: int
-      containers:
-        description:
-          - The containers of each pod, for pods of more than one. One that asks for nothing gets no card.
-          - Excludes O(cases[].cards), O(cases[].memory_mib), O(cases[].memory_percent), O(cases[].cores) and
-            O(cases[].priority).
-        type: list
-        elements: dict
-        suboptions:
-          cards:
-            description: Number of distinct cards.
-            type: int
-          memory_mib:
-            description: Memory of each card, in MiB.
-            type: int
-          memory_percent:
-            description: Memory of each card, in percent of it.
-            type: int
-          cores:
-            description: Compute of each card, in percent of it.
-            type: int
-          priority:
-            description: Priority of its work on a card that it shares, 0 is high and 1 is low.
-            type: int
-          init:
-            description: Whether it is an init container.
-            type: bool
-            default: false
-      node_policy:
-        description: How a node is chosen.
-        type: str
-        choices: [binpack, spread]
-      card_policy:
-        description: How cards are chosen on a node, for example V(binpack), V(spread) or V(topology-aware).
-        type: str
-      use_types:
-        description: Only cards whose type contains one of these.
-        type: list
-        elements: str
-      avoid_types:
-        description: No card whose type contains one of these.
-        type: list
-        elements: str
-      use_uuids:
-        description: Only these cards.
-        type: list
-        elements: str
-      avoid_uuids:
-        description: None of these cards.
-        type: list
-        elements: str
-      annotations:
-        description: More annotations of the pods.
-        type: dict
-      labels:
-        description: More labels of the pods.
-        type: dict
-      node_selector:
-        description: Labels that the node must have.
-        type: dict
-      priority_class:
-        description: Priority class of the pods.
-        type: str
-      while_running:
-        description:
-          - The pods are created once those of these cases have their shares, and keep them until this case is decided.
-        type: list
-        elements: str
-      after:
-        description: The pods are created once those of these cases are gone.
-        type: list
-        elements: str
-      expect:
-        description: What is to become of every pod of the case.
-        type: dict
-        required: true
-        suboptions:
-          outcome:
-            description:
-              - V(placed) is a pod that runs with its share allocated and the node's lock released,
-                V(refused) one that the scheduler finds no card for, V(denied) one that is not admitted,
-                V(over_quota) one that is denied or refused because of O(quota).
-            type: str
-            choices: [placed, refused, denied, over_quota]
-            required: true
-          reason:
-            description:
-              - HAMi's reason for refusing it, for example V(CardInsufficientCore), and no other reason. What the case
-                rules out itself by type and UUID does not count, nor do nodes without cards.
-            type: str
-          other_reasons:
-            description: Whether other cards and nodes may refuse it for other reasons than O(cases[].expect.reason).
-            type: bool
-            default: false
-          denial:
-            description: Part of the message with which it is denied.
-            type: str
-          node:
-            description: The node that it must be placed on, or be refused on for the reason.
-            type: str
-          uuid:
-            description: A card that it must be placed on, or the only one that it may use and is refused on.
-            type: str
-          spread:
-            description: Whether the shares of all pods must be on one card, or each on a card of its own.
-            type: str
-            choices: [any, one_card, distinct_cards]
-            default: any
   quota:
     description: A quota of the run's namespace, for all cases together.
     type: dict
@@ -405,6 +268,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     parse_lock,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
+    CASE_OPTIONS,
     LABEL_RUN,
     SERVICE_ACCOUNT,
     Case,
@@ -432,45 +296,6 @@ QUOTA_S = 2
 EXPIRES = "tenantry.gpu/verify-expires"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-CONTAINER_OPTIONS: dict[str, Any] = {
-    "cards": {"type": "int"},
-    "memory_mib": {"type": "int"},
-    "memory_percent": {"type": "int"},
-    "cores": {"type": "int"},
-    "priority": {"type": "int"},
-}
-EXPECT_OPTIONS: dict[str, Any] = {
-    "outcome": {"type": "str", "choices": ["placed", "refused", "denied", "over_quota"], "required": True},
-    "reason": {"type": "str"},
-    "other_reasons": {"type": "bool", "default": False},
-    "denial": {"type": "str"},
-    "node": {"type": "str"},
-    "uuid": {"type": "str"},
-    "spread": {"type": "str", "choices": ["any", "one_card", "distinct_cards"], "default": "any"},
-}
-CASE_OPTIONS: dict[str, Any] = {
-    "name": {"type": "str", "required": True},
-    "replicas": {"type": "int", "default": 1},
-    **CONTAINER_OPTIONS,
-    "containers": {
-        "type": "list",
-        "elements": "dict",
-        "options": {**CONTAINER_OPTIONS, "init": {"type": "bool", "default": False}},
-    },
-    "node_policy": {"type": "str", "choices": ["binpack", "spread"]},
-    "card_policy": {"type": "str"},
-    "use_types": {"type": "list", "elements": "str"},
-    "avoid_types": {"type": "list", "elements": "str"},
-    "use_uuids": {"type": "list", "elements": "str"},
-    "avoid_uuids": {"type": "list", "elements": "str"},
-    "annotations": {"type": "dict"},
-    "labels": {"type": "dict"},
-    "node_selector": {"type": "dict"},
-    "priority_class": {"type": "str"},
-    "while_running": {"type": "list", "elements": "str"},
-    "after": {"type": "list", "elements": "str"},
-    "expect": {"type": "dict", "required": True, "options": EXPECT_OPTIONS},
-}
 OPTIONS: dict[str, Any] = {
     "cases": {"type": "list", "elements": "dict", "required": True, "options": CASE_OPTIONS},
     "quota": {"type": "dict", "options": {"memory_mib": {"type": "int"}, "cores": {"type": "int"}}},

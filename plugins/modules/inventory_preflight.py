@@ -113,6 +113,14 @@ options:
         description: Folder with one folder for each component that may have to be built. Empty where none is built.
         type: str
         default: ""
+      kubernetes_version:
+        description: Kubernetes version of its hosts. Empty where it is not known.
+        type: str
+        default: ""
+      built_only:
+        description: Whether control planes have no other version either, since no image comes from a registry.
+        type: bool
+        default: false
       memory_gib:
         description: Memory that the lab needs, in GiB.
         type: float
@@ -159,6 +167,7 @@ from ..module_utils._inventory import (
     Worker,
     check_engine,
     check_host_routes,
+    check_lab_versions,
     check_memory,
     check_names,
     check_ranges,
@@ -204,10 +213,12 @@ def check_inventory(parameters: dict[str, Any]) -> list[str]:
     standard = management["kubernetes_version"]
     clusters = [Cluster("management", standard)]
     clusters += [Cluster(tenant["name"], tenant["kubernetes_version"] or standard) for tenant in tenants]
+    built = lab["kubernetes_version"] if lab else ""
     return [
         *check_names(lab["name"] if lab else "", groups),
         *check_ranges(ranges_of(parameters)),
         *check_versions(clusters, workers),
+        *(check_lab_versions(built, lab["built_only"], clusters, workers) if built else ()),
         *check_workers(groups["tenants"], workers),
     ]
 
@@ -304,6 +315,8 @@ def main() -> None:
         "engine": needed,
         "cache_dir": {"type": "path", "required": True},
         "components_dir": optional,
+        "kubernetes_version": optional,
+        "built_only": {"type": "bool", "default": False},
         "memory_gib": {"type": "float", "default": 4},
         "disk_gib": {"type": "float", "default": 6},
         "build_disk_gib": {"type": "float", "default": 25},

@@ -14,8 +14,10 @@ author:
   - The tenantry.gpu maintainers (@tenantry)
 description:
   - Joins the host on which it runs to a cluster as a worker, or takes it out of one.
-  - A host has joined when its kubelet's own kubeconfig points to O(server) and trusts O(certificate_authority).
-    Whether the Node is Ready is for the cluster to say, ask it with M(kubernetes.core.k8s_info).
+  - A host has joined when its kubelet's own kubeconfig points to O(server) and trusts O(certificate_authority), and
+    the API, asked with the kubelet's own certificate, has its Node. A kubelet registers its Node only when it starts;
+    where the Node was deleted meanwhile, the kubelet is started again.
+  - Whether the Node is Ready is for the cluster to say, ask it with M(kubernetes.core.k8s_info).
   - What a join that was cut off left behind is removed before the next try. A host that belongs to another cluster
     is refused.
   - The token reaches C(kubeadm) through its standard input, never through its arguments or a file of this module.
@@ -100,6 +102,13 @@ joined:
   returned: O(state=joined)
   type: bool
   sample: true
+registered:
+  description:
+    - Whether the API had the Node before this module did anything.
+    - Null if the host had not joined or the API could not be asked with the kubelet's certificate.
+  returned: O(state=joined)
+  type: bool
+  sample: true
 node_name:
   description: Name of the Node.
   returned: success
@@ -121,9 +130,11 @@ attempts:
 import base64
 import binascii
 import fcntl
+import http.client
 import json
 import re
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -131,6 +142,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote, urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -149,6 +161,7 @@ LEFTOVERS = (
     "var/lib/kubelet/kubeadm-flags.env",
 )
 RETRY_S = 0.3
+ASK_TIMEOUT_S = 5
 # No later try can mend these.
 FATAL = ("[preflight] Some fatal errors occurred", "already exists in the cluster", "invalid configuration")
 TOKEN = re.compile(r"[a-z0-9]{6}\.[a-z0-9]{16}")
@@ -183,6 +196,7 @@ class Outcome:
     """What was done, or would be."""
 
     joined: bool = False
+    registered: bool | None = None
     before: str = ""
     after: str = ""
     removed: list[str] = field(default_factory=list)
@@ -299,6 +313,43 @@ class Worker:
         path = self.root / KUBELET_CONF
         return parse_membership(path.read_text(), self.root) if path.is_file() else None
 
+    def registered(self, wanted: Wanted) -> bool | None:
+        """Whether the API has the Node; None where it cannot be asked as the kubelet."""
+        kubeconfig = (self.root / KUBELET_CONF).read_text()
+        files = {}
+        for field_name in ("client-certificate", "client-key"):
+            found = re.search(rf"^\s*{field_name}:\s*[\"']?([^\s\"']+)", kubeconfig, re.MULTILINE)
+            if not found:
+                return None
+            files[field_name] = str(self.root / found.group(1).lstrip("/"))
+        server = urlsplit(wanted.server)
+        try:
+            context = ssl.create_default_context(cadata=wanted.authority)
+            context.load_cert_chain(files["client-certificate"], files["client-key"])
+            connection = http.client.HTTPSConnection(
+                server.hostname or "", server.port or 443, timeout=ASK_TIMEOUT_S, context=context
+            )
+            connection.request("GET", f"/api/v1/nodes/{quote(wanted.node_name)}")
+            status = connection.getresponse().status
+            connection.close()
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        return {200: True, 404: False}.get(status)
+
+    def register_again(self, wanted: Wanted) -> None:
+        """Start the kubelet again, and wait until the API has its Node."""
+        deadline = time.monotonic() + wanted.timeout_s
+        status, output = self.run(["systemctl", "restart", "kubelet"])
+        if status:
+            raise WorkerError(f"The kubelet could not be started again: {failure_of(output)}")
+        while self.registered(wanted) is False:
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"{wanted.server} has no Node {wanted.node_name} {wanted.timeout_s} s after its kubelet was "
+                    "started again; see the kubelet's journal on the host."
+                )
+            time.sleep(RETRY_S)
+
     def leftovers(self) -> list[str]:
         """Files of an unfinished join; once the kubelet has its own kubeconfig only the one with the token."""
         names = (BOOTSTRAP_CONF,) if (self.root / KUBELET_CONF).is_file() else LEFTOVERS
@@ -366,7 +417,10 @@ def ensure_joined(worker: Worker, wanted: Wanted, token: str | None, *, confirm:
         )
     now = worker.membership()
     joined = now == Membership(wanted.server, wanted.authority)
-    outcome = Outcome(joined, describe(now), f"worker of {wanted.server}", worker.leftovers())
+    outcome = Outcome(joined, None, describe(now), f"worker of {wanted.server}", worker.leftovers())
+    if joined:
+        outcome.registered = worker.registered(wanted)
+        outcome.before += " (without its Node)" if outcome.registered is False else ""
     if now and not joined:
         if not confirm:
             raise WorkerError(foreign(now, wanted))
@@ -380,6 +434,8 @@ def ensure_joined(worker: Worker, wanted: Wanted, token: str | None, *, confirm:
     worker.remove_leftovers()
     if not joined and token:
         outcome.attempts = worker.join(wanted, token)
+    if outcome.registered is False:
+        worker.register_again(wanted)
     return outcome
 
 
@@ -441,6 +497,7 @@ def run(module: AnsibleModule, root: Path = Path("/")) -> NoReturn:
     module.exit_json(
         changed=outcome.changed,
         joined=outcome.joined,
+        registered=outcome.registered,
         node_name=module.params["node_name"] or socket.gethostname().lower(),
         removed=outcome.removed,
         attempts=outcome.attempts,

@@ -31,7 +31,9 @@ class Run:
         return failed[0] if failed else "\n".join(self.output.splitlines()[-20:])
 
 
-def run_play(folder: Path, play: Mapping[str, Any], variables: Mapping[str, Any], *options: str) -> Run:
+def run_play(
+    folder: Path, play: Mapping[str, Any], variables: Mapping[str, Any], *options: str, limit_s: float = LIMIT_S
+) -> Run:
     """Run one play on localhost in ``folder``; its playbook, variables and output stay there for a look."""
     folder.mkdir(parents=True, exist_ok=True)
     playbook, values = folder / "playbook.yml", folder / "variables.json"
@@ -39,7 +41,7 @@ def run_play(folder: Path, play: Mapping[str, Any], variables: Mapping[str, Any]
     values.write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
     command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", "-e", f"@{values}", *options, str(playbook)]
     done = subprocess.run(
-        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=LIMIT_S
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=limit_s
     )
     (folder / "output.log").write_text(done.stdout)
     return Run(done.returncode, done.stdout)

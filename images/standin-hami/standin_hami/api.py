@@ -155,20 +155,25 @@ def _message(answer: bytes) -> str:
 
 
 def _from_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext, Callable[[], str]]:
-    """Read a kubeconfig in JSON, which is YAML too (kubectl config view --raw --flatten -o json)."""
+    """Read a kubeconfig in JSON, which is YAML too (kubectl config view --raw -o json)."""
     config = json.loads(path.read_text())
     chosen = next(c["context"] for c in config["contexts"] if c["name"] == config["current-context"])
     cluster = next(c["cluster"] for c in config["clusters"] if c["name"] == chosen["cluster"])
     user = next(u["user"] for u in config["users"] if u["name"] == chosen["user"])
-    context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
-    if "client-certificate-data" in user:
-        # The ssl module reads a client's certificate from a file only.
+    context = ssl.create_default_context(cadata=_content(cluster, "certificate-authority").decode())
+    if user.keys() & {"client-certificate", "client-certificate-data"}:
+        # The ssl module reads a client's certificate from a file only, and with its key.
         with tempfile.NamedTemporaryFile(suffix=".pem") as pem:
-            pem.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
-            pem.write(base64.b64decode(user["client-key-data"]))
+            pem.write(_content(user, "client-certificate") + b"\n" + _content(user, "client-key"))
             pem.flush()
             context.load_cert_chain(pem.name)
     return cluster["server"], context, lambda: str(user.get("token", ""))
+
+
+def _content(entry: Json, key: str) -> bytes:
+    """What a kubeconfig holds itself, or in a file."""
+    data = entry.get(f"{key}-data")
+    return base64.b64decode(data) if data else Path(entry[key]).read_bytes()
 
 
 class Sink(Protocol):

@@ -8,6 +8,7 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -15,8 +16,9 @@ from typing import ClassVar
 import pytest
 from _build import components, debian, upstream
 from _build.assemble import Assembler
+from _build.hosts import load_all
 from _build.manifest import Component, parse_image
-from _build.oci import Store, write_engine_archive, write_tar
+from _build.oci import Layer, Store, write_engine_archive, write_oci_archive, write_tar
 from _build.progress import BuildError, Progress
 from _build.registry import push_all
 
@@ -96,6 +98,15 @@ def test_a_change_makes_another_image(assembler: Assembler, repository: Path, ch
     assert (after.layers == before.layers) is (change == "entrypoint")
 
 
+def test_the_history_has_an_entry_for_each_layer_and_no_time(assembler: Assembler) -> None:
+    assembler.store.folder.mkdir(parents=True)
+    layers = [Layer(f"sha256:{number:064}", 1) for number in range(3)]
+    one, two = (assembler.store.put_image(key, {}, layers) for key in ("one", "two"))
+    config = json.loads(assembler.store.blob(one.config).read_bytes())
+    assert config["history"] == [{"created_by": "images/build.py"}] * 3
+    assert one == two
+
+
 def test_a_missing_source_is_named(assembler: Assembler) -> None:
     image = parse_image({**MANIFEST, "files": {"nowhere": "/app"}}, "tool", "here", {})
     with pytest.raises(BuildError, match=r"image tool: nowhere does not exist in the repository\."):
@@ -109,6 +120,50 @@ def test_the_engine_archive_names_its_parts(assembler: Assembler, tmp_path: Path
         index = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         assert {index[0]["Config"], *index[0]["Layers"]} < set(archive.getnames())
     assert index[0]["RepoTags"] == ["localhost/tool:1"]
+
+
+def test_the_hosts_archive_keeps_the_images_digest(assembler: Assembler, tmp_path: Path) -> None:
+    built = assembler.assemble(parse_image(MANIFEST, "tool", "here", {}))
+    write_oci_archive(tmp_path / "image.tar", assembler.store, built, "docker.io/acme/tool:1")
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        (entry,) = json.load(archive.extractfile("index.json"))["manifests"]  # type: ignore[arg-type]
+        manifest = archive.extractfile(f"blobs/{built.digest.replace(':', '/')}").read()  # type: ignore[union-attr]
+        parts = [json.loads(manifest)["config"], *json.loads(manifest)["layers"]]
+        assert {f"blobs/{part['digest'].replace(':', '/')}" for part in parts} < set(archive.getnames())
+    assert (entry["digest"], entry["size"]) == (built.digest, len(manifest))
+    assert entry["annotations"] == {"io.containerd.image.name": "docker.io/acme/tool:1"}
+
+
+ENGINE = """#!/bin/sh
+# exec [--interactive] host ctr --namespace k8s.io images list|import ...
+folder=$(dirname "$0")
+[ "$2" = --interactive ] && host=$3 && cat >"$folder/$host" && exit
+case "$*" in *broken*) echo 'no such container' >&2; exit 125 ;; esac
+[ -e "$folder/$2" ] && tar --extract --to-stdout --file "$folder/$2" index.json || true
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    program = tmp_path / "engine" / "podman"
+    program.parent.mkdir()
+    program.write_text(ENGINE)
+    program.chmod(0o755)
+    return program
+
+
+def test_only_hosts_without_the_image_get_it(assembler: Assembler, engine: Path, tmp_path: Path) -> None:
+    images = [("acme/tool:1", assembler.assemble(parse_image(MANIFEST, "tool", "here", {})))]
+    load = partial(load_all, str(engine), images=images, store=assembler.store, progress=Progress(tmp_path / "logs"))
+    assert load(["one"]) == ["acme/tool:1 into one"]
+    assert load(["one", "two"]) == ["acme/tool:1 into two"]
+    assert load(["one", "two"]) == []
+
+
+def test_a_host_that_does_not_answer_is_named(assembler: Assembler, engine: Path, tmp_path: Path) -> None:
+    images = [("acme/tool:1", assembler.assemble(parse_image(MANIFEST, "tool", "here", {})))]
+    with pytest.raises(BuildError, match="broken: containerd does not list its images: no such container"):
+        load_all(str(engine), ["broken"], images, assembler.store, Progress(tmp_path / "logs"))
 
 
 def component(folder: Path) -> Component:

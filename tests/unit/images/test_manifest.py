@@ -137,6 +137,9 @@ def test_the_manifests_of_this_repository_hold_together() -> None:
     pushed = [image.reference for image in images if not image.engine]
     assert len(set(pushed)) == len(pushed)
     assert {image.name for image in images if image.engine} == {"node", "registry"}
+    ours = [image for image in images if image.ours]
+    assert [image.reference for image in ours] == [f"tenantry/gpu-simulator:{matrix['collection']}"]
+    assert not any(image.binaries or image.from_debian for image in ours)  # no Go where the rest comes from upstream
     containerd = (REPOSITORY / "images/node/files/etc/containerd/config.toml.in").read_text()
     assert f"pause:{matrix['pause']}" in containerd
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ansible_collections.tenantry.gpu.plugins.callback.progress import CallbackModule, heartbeat, last_line
+from ansible_collections.tenantry.gpu.plugins.callback.progress import CallbackModule, failure, heartbeat, last_line
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,9 @@ def test_a_long_heartbeat_is_cut():
     assert len(heartbeat("t", [], 1, "x" * 500)) == 160
 
 
+STATS = SimpleNamespace(failures={}, dark={})
+
+
 class Display:
     def __init__(self):
         self.lines = []
@@ -90,11 +93,38 @@ def test_the_last_table_ends_the_run(callback):
     callback.v2_runner_on_ok(result(report_table="old", report_path="/r"))
     callback.v2_runner_on_failed(result(report_table="id  verdict\n", report_path="/r/report.json"))
     callback.v2_runner_on_ok(result(msg="other"))
-    callback.v2_playbook_on_stats(None)
+    callback.v2_playbook_on_stats(STATS)
     assert callback._display.lines == ["id  verdict", "Report: /r/report.json"]
 
 
 def test_no_table_no_line(callback):
     callback.v2_runner_on_ok(result())
-    callback.v2_playbook_on_stats(None)
+    callback.v2_playbook_on_stats(STATS)
     assert callback._display.lines == []
+
+
+def test_the_last_lines_name_the_hosts_that_failed(callback):
+    callback.v2_playbook_on_task_start(SimpleNamespace(get_name=lambda: "The worker has joined tenant-a"), False)
+    callback.v2_runner_on_failed(result("a-worker-0", msg="a-worker-0 could not join https://x: refused\nhint"))
+    callback.v2_runner_on_failed(result("rescued", msg="an interrupted release"))
+    callback.v2_runner_on_unreachable(result("b-worker-0", msg="no such container"))
+    callback.v2_runner_on_ok(result(report_table="id  verdict\n", report_path="/r"))
+    callback.v2_playbook_on_stats(SimpleNamespace(failures={"a-worker-0": 1}, dark={"b-worker-0": 1}))
+    assert callback._display.lines == [
+        "id  verdict",
+        "Report: /r",
+        "Failed: a-worker-0 at 'The worker has joined tenant-a': a-worker-0 could not join https://x: refused hint",
+        "Failed: b-worker-0 at 'The worker has joined tenant-a': no such container",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param({"msg": ""}, "see above.", id="none"),
+        pytest.param({"censored": "the output has been hidden"}, "the output has been hidden", id="hidden"),
+        pytest.param({"msg": "x" * 900}, "x" * 397 + "...", id="long"),
+    ],
+)
+def test_a_failure_has_one_line(answer, reason):
+    assert failure("a", "T", answer) == f"Failed: a at 'T': {reason}"

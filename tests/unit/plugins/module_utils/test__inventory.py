@@ -13,6 +13,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._inventory import (
     Worker,
     check_engine,
     check_host_routes,
+    check_lab_versions,
     check_memory,
     check_names,
     check_ranges,
@@ -227,4 +228,33 @@ def test_memory():
     assert check_memory(int(3.8 * GIB), 4) == []
     assert check_memory(2 * GIB, 4) == [
         "memory: this machine has 2.0 GiB, and the lab needs 4 GiB; give it more, or take another machine."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("built_only", "version", "finding"),
+    [
+        pytest.param(True, "1.36.3", None, id="the-one-that-is-built"),
+        pytest.param(True, "v1.36.3", None, id="with-v"),
+        pytest.param(
+            True,
+            "1.35.1",
+            "tenant-a: Kubernetes 1.35.1 is not built here, only 1.36.3 is; give "
+            "tenant_control_plane_kubernetes_version 1.36.3, or components_source upstream.",
+            id="another",
+        ),
+        pytest.param(True, "1.40.0", None, id="outside-kamajis-range-is-another-finding"),
+        pytest.param(True, "new", None, id="no-version-is-another-finding"),
+        pytest.param(False, "1.35.1", None, id="registries-have-others"),
+    ],
+)
+def test_a_lab_of_stand_ins_has_one_kubernetes(built_only, version, finding):
+    findings = check_lab_versions("1.36.3", built_only, [Cluster("tenant-a", version)], [])
+    assert findings == ([finding] if finding else [])
+
+
+def test_a_labs_hosts_have_one_kubelet():
+    workers = [Worker("a-worker-0", "tenant-a", "1.36.3"), Worker("a-worker-1", "tenant-a", "1.35.1")]
+    assert check_lab_versions("1.36.3", False, [], workers) == [
+        "a-worker-1: node_kubernetes_version is 1.35.1, and the lab's hosts have 1.36.3; take it out."
     ]

@@ -127,6 +127,40 @@ def test_a_joined_host_is_left_alone(worker: module.Worker, host: Host) -> None:
     assert host.calls == []
 
 
+def test_a_node_that_was_deleted_is_registered_again(
+    worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write(module.KUBELET_CONF, kubeconfig())
+    answers = [False, False, True]
+    monkeypatch.setattr(worker, "registered", lambda _wanted: answers.pop(0))
+
+    outcome = joined(worker, token=None)
+
+    assert outcome.changed and outcome.joined and outcome.registered is False
+    assert host.calls == [["systemctl", "restart", "kubelet"]]
+    assert outcome.before == f"worker of {SERVER} (without its Node)"
+
+
+def test_in_check_mode_a_node_that_was_deleted_is_only_told(
+    worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write(module.KUBELET_CONF, kubeconfig())
+    monkeypatch.setattr(worker, "registered", lambda _wanted: False)
+
+    assert joined(worker, token=None, check=True).changed
+    assert host.calls == []
+
+
+def test_a_node_that_does_not_come_back_is_named(
+    worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write(module.KUBELET_CONF, kubeconfig())
+    monkeypatch.setattr(worker, "registered", lambda _wanted: False)
+
+    with pytest.raises(module.WorkerError, match="has no Node a-worker-0 0 s after its kubelet was started again"):
+        joined(worker, token=None, timeout_s=0)
+
+
 def test_check_mode_needs_no_token_and_changes_nothing(worker: module.Worker, host: Host) -> None:
     host.write(module.BOOTSTRAP_CONF, TOKEN)
 
