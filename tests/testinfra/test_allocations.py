@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client, config
 from lab import WORKERS, Lab
 
@@ -85,10 +86,10 @@ def finish(lab: Lab, **options: Any) -> dict[str, Any]:
     ansible = Path(sys.executable).with_name("ansible")
     command = [ansible, "localhost", "-i", "localhost,", "-c", "local", "-m", "tenantry.gpu.hami_allocation"]
     command += ["-e", f"ansible_python_interpreter={sys.executable}", "-a", json.dumps(arguments)]
-    environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "oneline", "ANSIBLE_NOCOLOR": "1"}
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.partition("=> ")[2])
+    answer: dict[str, Any] = yaml.safe_load(done.stdout.partition("=>")[2])
     return answer
 
 
