@@ -12,7 +12,7 @@ node another kind; nothing else is looked at again. No input or output, no clock
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Union
@@ -88,9 +88,10 @@ class Landing:
         """The shares of each container with their cards."""
         return tuple(tuple(self.of_cards(entry)) for entry in self.entries)
 
-    def of_cards(self, entry: Iterable[tuple[int, Share]]) -> Iterable[tuple[Card, Share]]:
-        cards = self.host.node.cards
-        return ((cards[position], replace(share, uuid=cards[position].uuid)) for position, share in entry)
+    def of_cards(self, entry: Iterable[tuple[int, Share]]) -> Iterator[tuple[Card, Share]]:
+        for position, share in entry:
+            card = self.host.node.cards[position]
+            yield card, Share(card.uuid, share.type, share.memory_mib, share.cores)
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,16 @@ class _Kind:
 
     def __init__(self, build: _Build, taken: _Taken) -> None:
         self.build, self.taken = build, taken
-        self.score = node_score(_sum(taken), build.whole)
-        cards = build.host.node.cards
+        slots = memory_mib = cores = 0
         # No card gives more than it has left, so these need not be judged for who asks for more.
-        self.most_mib = max((card.memory_mib - used[1] for card, used in zip(cards, taken)), default=0)
-        self.most_cores = max((card.cores - used[2] for card, used in zip(cards, taken)), default=0)
+        self.most_mib = self.most_cores = 0
+        for card, (used, used_mib, used_cores) in zip(build.host.node.cards, taken):
+            slots += used
+            memory_mib += used_mib
+            cores += used_cores
+            self.most_mib = max(self.most_mib, card.memory_mib - used_mib)
+            self.most_cores = max(self.most_cores, card.cores - used_cores)
+        self.score = node_score(Usage(slots, memory_mib, cores), build.whole)
 
     @property
     def node(self) -> Node:
@@ -130,22 +136,21 @@ class _Build:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.whole = _sum((card.slots, card.memory_mib, card.cores) for card in host.node.cards)
+        cards = host.node.cards
+        self.whole = Usage(
+            sum(card.slots for card in cards), sum(card.memory_mib for card in cards), sum(card.cores for card in cards)
+        )
         self.kinds: dict[_Taken, int] = {}
+
+
+def _looks_of(card: Card) -> tuple[object, ...]:
+    """All of a card but its UUID."""
+    return card.index, card.slots, card.memory_mib, card.cores, card.type, card.numa, card.mode, card.healthy
 
 
 @lru_cache(maxsize=1 << 16)
 def _usage(used: tuple[int, int, int]) -> Usage:
     return Usage(*used)
-
-
-def _sum(taken: Iterable[tuple[int, int, int]]) -> Usage:
-    slots = memory_mib = cores = 0
-    for used in taken:
-        slots += used[0]
-        memory_mib += used[1]
-        cores += used[2]
-    return Usage(slots, memory_mib, cores)
 
 
 class _Shape:
@@ -175,7 +180,7 @@ class _Catalogue:
     def kind_of(self, host: Host, uuids: frozenset[str], labels: frozenset[str]) -> int:
         """The number of a host's kind; UUIDs and labels that some pod names tell nodes apart."""
         node = host.node
-        cards = tuple(replace(card, uuid=card.uuid if card.uuid in uuids else "") for card in node.cards)
+        cards = tuple((_looks_of(card), card.uuid if card.uuid in uuids else "") for card in node.cards)
         cordoned = tuple(card.uuid in node.cordoned for card in node.cards)
         marks = tuple(sorted((key, value) for key, value in host.labels.items() if key in labels))
         key = (cards, cordoned, marks, host.closed, node.name if node.pair_scores else "")
@@ -298,8 +303,13 @@ class Fleet:
     def with_hosts(self, hosts: Iterable[Host]) -> Fleet:
         """A copy in which these hosts replace those of their names, or are added."""
         other = self.copy()
-        other._hosts = {**{host.name: host for host in self.hosts}, **{host.name: host for host in hosts}}
-        other._regroup(self._catalogue)
+        other._hosts = dict(self._hosts)
+        for host in hosts:
+            if host.name in other._kinds:
+                other._leave(host.name)
+            other._hosts[host.name] = host
+            other._join(host.name, self._catalogue.kind_of(host, self._uuids, self._labels))
+        other._kinds = dict(sorted(other._kinds.items()))
         return other
 
     def with_quota(self, quota: Quota | None) -> Fleet:
@@ -319,14 +329,14 @@ class Fleet:
         kind = min(best, key=lambda each: self._members[each][0])
         step, name = self._catalogue.step(shape, kind), self._members[kind][0]
         landing = Landing(self._hosts[name], step.entries, step.taken, *self._ties(best))
-        self._move(name, kind, step.after)
+        self._move(name, step.after)
         self._count(landing, 1)
         return landing
 
     def release(self, landing: Landing) -> None:
         """Take a pod away again."""
         kind = self._kinds[landing.node]
-        self._move(landing.node, kind, self._catalogue.moved(kind, landing.taken, -1))
+        self._move(landing.node, self._catalogue.moved(kind, landing.taken, -1))
         self._count(landing, -1)
 
     def _tell_apart(self, request: PodRequest, marks: _Marks) -> None:
@@ -382,18 +392,26 @@ class Fleet:
             refusal = self._refused[shape] = Refusal(failed)
         return refusal
 
-    def _move(self, name: str, old: int, new: int) -> None:
-        kinds, names = self._catalogue.kinds, self._members[old]
+    def _move(self, name: str, kind: int) -> None:
+        """Make a node one of another kind."""
+        self._leave(name)
+        self._join(name, kind)
+
+    def _leave(self, name: str) -> None:
+        kind = self._kinds[name]
+        names = self._members[kind]
         del names[bisect_left(names, name)]
         if not names:
-            del self._members[old]
-            del self._order[bisect_left(self._order, (kinds[old].score, old))]
-        there = self._members.get(new)
-        if there is None:
-            there = self._members[new] = []
-            insort(self._order, (kinds[new].score, new))
-        insort(there, name)
-        self._kinds[name] = new
+            del self._members[kind]
+            del self._order[bisect_left(self._order, (self._catalogue.kinds[kind].score, kind))]
+
+    def _join(self, name: str, kind: int) -> None:
+        names = self._members.get(kind)
+        if names is None:
+            names = self._members[kind] = []
+            insort(self._order, (self._catalogue.kinds[kind].score, kind))
+        insort(names, name)
+        self._kinds[name] = kind
         # Pods that were refused may be taken now: not only where a pod has gone, some ask for links between cards.
         self._refused.clear()
 

@@ -133,9 +133,12 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     _freed: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.before = Fleet(self.hosts, self.rules, self.quota)
+
     def run(self, cases: Iterable[Case]) -> Fleet:
-        """Place the pods of all cases; gives what the fleet is afterwards."""
-        fleet = Fleet(self.hosts, self.rules, self.quota)
+        """Place the pods of all cases on the fleet as it was; gives what it is afterwards."""
+        fleet = self.before.copy()
         for case in cases:
             self._free(fleet, case)
             before = fleet.copy()

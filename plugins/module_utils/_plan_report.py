@@ -63,7 +63,7 @@ PLAN_OPTIONS: dict[str, Any] = {
     "default_cores": {"type": "int", "default": 0},
     "scheduler_name": {"type": "str", "default": SCHEDULER_NAME},
     "suggest_changes": {"type": "bool", "default": True},
-    "count_up_to": {"type": "int", "default": 10000},
+    "count_up_to": {"type": "int", "default": 1000},
 }
 
 
@@ -98,7 +98,6 @@ def cases_from_options(options: Mapping[str, Any]) -> list[Case]:
 def make_plan(hosts: Sequence[Host], cases: Sequence[Case], options: Mapping[str, Any], quota: Quota | None) -> Object:
     """Place the cases' pods on the hosts and tell what became of them."""
     plan = Plan(hosts, rules_from_options(options), quota, options["namespace"])
-    before = Fleet(hosts, plan.rules, quota)
     after = plan.run(cases)
     told = []
     for step in plan.steps:
@@ -110,7 +109,7 @@ def make_plan(hosts: Sequence[Host], cases: Sequence[Case], options: Mapping[str
         "fits": all(case["fits"] for case in told),
         "as_expected": all(judged) if judged else None,
         "cases": told,
-        "totals": totals(before, after),
+        "totals": totals(plan.before, after),
     }
 
 

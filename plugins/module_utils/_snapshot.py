@@ -10,26 +10,21 @@ No input or output, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import Host
+from ansible_collections.tenantry.gpu.plugins.module_utils._devices import PodState, node_state
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
-    NODE_CORDON,
     NODE_PAIR_SCORES,
-    NODE_REGISTER,
-    POD_ALLOCATED,
-    POD_NODE,
     RESOURCE_CORES,
     RESOURCE_COUNT,
     RESOURCE_MEMORY,
     Card,
     HamiFormatError,
     cards_from_profiles,
-    parse_allocation,
-    parse_cordon,
     parse_pair_scores,
-    parse_register,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import (
     Node,
@@ -66,7 +61,7 @@ def _annotations(thing: Object) -> Mapping[str, str]:
 
 def hosts_of(
     nodes: Iterable[Object],
-    pods: Iterable[Object],
+    pods: Sequence[PodState],
     version: Version = Version.V2_10,
     tolerated: Collection[str] = (),
 ) -> tuple[list[Host], list[str]]:
@@ -91,34 +86,28 @@ def hosts_of(
 def _host_of(
     node: Object, taken: Mapping[str, Mapping[str, Usage]], tolerated: Collection[str]
 ) -> tuple[Host, list[str]]:
-    name, annotations = str(node["metadata"]["name"]), _annotations(node)
-    cards, cordoned, scores = [], frozenset[str](), {}
-    problems = []
+    state = node_state(node)
+    found = [*state.errors, *([f"{state.old} is that of a HAMi before 2.6"] if state.old else [])]
+    scores: Mapping[str, Mapping[str, int]] = {}
+    text = _annotations(node).get(NODE_PAIR_SCORES)
     try:
-        cards = parse_register(annotations[NODE_REGISTER]) if annotations.get(NODE_REGISTER) else []
-        cordoned = parse_cordon(annotations.get(NODE_CORDON, ""))
-        scores = parse_pair_scores(annotations[NODE_PAIR_SCORES]) if annotations.get(NODE_PAIR_SCORES) else {}
+        scores = parse_pair_scores(text) if text else {}
     except HamiFormatError as error:
-        problems.append(f"node {name}: {error}.")
-    if cards and not _offers_slots(node):
-        # HAMi takes such a node's cards for gone: CheckHealth, HAMi 2.10 pkg/device/nvidia/device.go.
-        problems.append(f"node {name}: declares {len(cards)} cards, but no {RESOURCE_COUNT} is allocatable on it.")
-        cards = []
-    usage = taken.get(name, {})
+        found.append(str(error))
+    cards = tuple(each.card for each in state.cards)
+    usage = taken.get(state.name, {})
     for card in cards:
         used = usage.get(card.uuid, Usage())
         if used.slots > card.slots or used.memory_mib > card.memory_mib or used.cores > card.cores:
-            problems.append(f"node {name}: more is allocated of card {card.uuid} than it has.")
+            found.append(f"more is allocated of card {card.uuid} than it has")
+    if cards and not state.allocatable_slots:
+        # HAMi takes such a node's cards for gone: CheckHealth, HAMi 2.10 pkg/device/nvidia/device.go.
+        found.append(f"declares {len(cards)} cards, but no {RESOURCE_COUNT} is allocatable on it")
+        cards = ()
+    cordoned = frozenset(each.card.uuid for each in state.cards if each.cordoned)
     labels = (node.get("metadata") or {}).get("labels") or {}
-    return Host(Node(name, tuple(cards), usage, cordoned, scores), labels, _closed(node, tolerated)), problems
-
-
-def _offers_slots(node: Object) -> bool:
-    text = ((node.get("status") or {}).get("allocatable") or {}).get(RESOURCE_COUNT, "0")
-    try:
-        return parse_quantity(text) > 0
-    except PlacementError:
-        return False
+    host = Host(Node(state.name, cards, usage, cordoned, scores), labels, _closed(node, tolerated))
+    return host, [f"node {state.name}: {text}." for text in found]
 
 
 def _closed(node: Object, tolerated: Collection[str]) -> str:
@@ -133,48 +122,21 @@ def _closed(node: Object, tolerated: Collection[str]) -> str:
     return ""
 
 
-def has_shares(pod: Object) -> bool:
-    """Whether a pod says that it has shares of cards; the others do not matter here."""
-    found = _annotations(pod)
-    return bool(found.get(POD_ALLOCATED) and found.get(POD_NODE))
-
-
-def _taken_by(pod: Object, version: Version) -> dict[str, Usage]:
-    """What a pod takes of each card, by UUID. Raises HamiFormatError.
-
-    A pod that has ended takes nothing, one that is being deleted still does.
-    onAddPod, onUpdatePod, HAMi 2.10 pkg/scheduler/scheduler.go.
-    """
-    text, status = _annotations(pod).get(POD_ALLOCATED), pod.get("status") or {}
-    if not text or status.get("phase") in ("Succeeded", "Failed"):
-        return {}
-    init = (pod.get("spec") or {}).get("initContainers") or ()
-    ended = [(entry.get("state") or {}).get("terminated") or {} for entry in status.get("initContainerStatuses") or ()]
-    finished = len(ended) == len(init) and all(state.get("exitCode") == 0 for state in ended)
-    return usage_of(parse_allocation(text), len(init), finished, version)
-
-
 def usage_by_node(
-    pods: Iterable[Object], version: Version = Version.V2_10
+    pods: Sequence[PodState], version: Version = Version.V2_10
 ) -> tuple[dict[str, dict[str, Usage]], list[str]]:
     """What pods take of each card, by node and UUID, and the problems with those that cannot be read."""
     taken: dict[str, list[dict[str, Usage]]] = {}
-    problems = []
     for pod in pods:
-        node = _annotations(pod).get(POD_NODE)
-        try:
-            usage = _taken_by(pod, version) if node else {}
-        except HamiFormatError as error:
-            metadata = pod["metadata"]
-            problems.append(f"pod {metadata.get('namespace')}/{metadata['name']}: {error}.")
-            continue
-        if node and usage:
-            taken.setdefault(node, []).append(usage)
+        if pod.assigned and pod.allocation:
+            usage = usage_of(pod.allocation, pod.init_count, pod.init_finished, version)
+            taken.setdefault(pod.assigned, []).append(usage)
+    problems = [f"pod {pod.title}: {pod.error}." for pod in pods if pod.error]
     return {node: add_usage(usages) for node, usages in taken.items()}, problems
 
 
 def quota_of(
-    quotas: Iterable[Object], pods: Iterable[Object], namespace: str, version: Version = Version.V2_10
+    quotas: Iterable[Object], pods: Iterable[PodState], namespace: str, version: Version = Version.V2_10
 ) -> tuple[Quota | None, list[str]]:
     """The quota that HAMi holds a namespace to, from its ResourceQuotas and all pods; None without limits.
 
@@ -205,7 +167,7 @@ def quota_of(
             limits[key] = min(limits.get(key, int(amount)), int(amount))
     if not limits:
         return None, problems
-    mine = (pod for pod in pods if pod["metadata"].get("namespace") == namespace)
+    mine = [pod for pod in pods if pod.namespace == namespace]
     # What cannot be read is a problem of usage_by_node's already.
     taken, _told = usage_by_node(mine, version)
     used = [usage for cards in taken.values() for usage in cards.values()]
@@ -225,9 +187,9 @@ def declared_hosts(nodes: object) -> list[Host]:
         raise SnapshotError(f"{nodes!r} is no list of nodes; give one of {{name: ..., cards: [...]}}.")
     hosts = [_declared_host(node) for node in nodes]
     names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise SnapshotError(f"node {name} stands twice; give each its own name.")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SnapshotError(f"node {twice[0]} stands twice; give each its own name.")
     return hosts
 
 

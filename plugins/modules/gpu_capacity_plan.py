@@ -119,7 +119,7 @@ options:
   count_up_to:
     description: How far to count how many more pods of each case would fit; V(0) does not count.
     type: int
-    default: 10000
+    default: 1000
   on_mismatch:
     description: Whether a case that would come out otherwise than O(cases[].expect) says fails the task, or is only
       reported.
@@ -338,6 +338,7 @@ from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import Host
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import Cluster, ClusterError, connect, new_module
+from ansible_collections.tenantry.gpu.plugins.module_utils._devices import pod_state
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Quota, Version
 from ansible_collections.tenantry.gpu.plugins.module_utils._plan_report import (
     PLAN_OPTIONS,
@@ -349,7 +350,6 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import Ca
 from ansible_collections.tenantry.gpu.plugins.module_utils._snapshot import (
     SnapshotError,
     declared_hosts,
-    has_shares,
     hosts_of,
     quota_of,
 )
@@ -381,7 +381,8 @@ class State:
 
     def read(self, cluster: Cluster, namespace: str, version: Version, tolerated: list[str]) -> None:
         """Add a cluster as it is now. Raises ClusterError and SnapshotError."""
-        pods = [pod for pod in cluster.list("/api/v1/pods") if has_shares(pod)]
+        # Of thousands of pods only what they say of cards is kept.
+        pods = [pod for pod in map(pod_state, cluster.list("/api/v1/pods")) if pod]
         hosts, problems = hosts_of(cluster.list("/api/v1/nodes"), pods, version, tolerated)
         quotas = cluster.list(f"/api/v1/namespaces/{namespace}/resourcequotas")
         self.quota, more = quota_of(quotas, pods, namespace, version)

@@ -61,11 +61,6 @@ options:
     description: How long to wait, in seconds.
     type: int
     default: 120
-  quiet_s:
-    description:
-      - With O(wait), for how many seconds in a row no pod must have waited. For pods that are created meanwhile.
-    type: int
-    default: 0
   scheduler_name:
     description: The name by which HAMi's scheduler is asked for, needed with O(wait).
     type: str
@@ -178,7 +173,6 @@ OPTIONS: Object = {
     "older_than_s": {"type": "int"},
     "wait": {"type": "bool", "default": False},
     "wait_timeout_s": {"type": "int", "default": 120},
-    "quiet_s": {"type": "int", "default": 0},
     "scheduler_name": {"type": "str", "default": "hami-scheduler"},
     "force": {"type": "bool", "default": False},
 }
@@ -252,11 +246,14 @@ def path_of(namespace: str, pod: str) -> str:
 
 
 def is_left(pod: Object) -> bool:
-    """Whether a pod is bound to its node and still waits for a plugin to hand out its cards."""
+    """Whether a pod is bound to its node and still waits for a plugin to hand out its cards.
+
+    One that has run to its end meanwhile had them; one that failed may have failed for want of them.
+    """
     return (
         annotations_of(pod).get(POD_BIND_PHASE) == PHASE_ALLOCATING
         and bool((pod.get("spec") or {}).get("nodeName"))
-        and (pod.get("status") or {}).get("phase") not in ENDED
+        and (pod.get("status") or {}).get("phase") != "Failed"
     )
 
 
@@ -332,23 +329,19 @@ class Finisher:
         self._plugins: Plugins | None = None
         self.done = Done()
 
-    def run(self, wait_s: float | None = None, quiet_s: float = 0) -> None:
-        """Finish what is left, once, or until nothing has come for a while. Raises AllocationError, ClusterError."""
+    def run(self, wait_s: float | None = None) -> None:
+        """Finish what is left, once, or until nothing comes any more. Raises AllocationError, ClusterError."""
         if wait_s is None or self._dry:
             self._pass()
             self._raise_problems()
             return
-        began = busy_at = time.monotonic()
+        deadline = time.monotonic() + wait_s
         while True:
-            so_far = len(self.done.finished)
             waiting = self._waiting()
             self._raise_problems()
-            now = time.monotonic()
-            if waiting or len(self.done.finished) > so_far:
-                busy_at = now
-            if not waiting and (now - busy_at >= quiet_s or now - began > wait_s):
+            if not waiting:
                 return
-            if now - began > wait_s:
+            if time.monotonic() > deadline:
                 told = [*waiting[:PROBLEMS_TOLD], *(f"{what}: {why}" for what, why in self.done.skipped.items())]
                 raise AllocationError(f"There is still waiting after {wait_s:g} s: {'; '.join(told)}.")
             time.sleep(POLL_S)
@@ -561,7 +554,7 @@ def main() -> None:
     except ClusterError as error:
         module.fail_json(msg=str(error))
     try:
-        finisher.run(params["wait_timeout_s"] if params["wait"] else None, params["quiet_s"])
+        finisher.run(params["wait_timeout_s"] if params["wait"] else None)
     except (AllocationError, ClusterError) as error:
         module.fail_json(msg=str(error), **finisher.done.result(module._diff))
     module.exit_json(**finisher.done.result(module._diff))

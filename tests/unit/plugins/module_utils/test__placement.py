@@ -698,6 +698,107 @@ def test_what_limits_ask_for(limits, request_):
     assert Request.of({"resources": {"limits": limits}}) == request_
 
 
+@pytest.mark.parametrize(
+    ("limits", "request_", "memory_mib"),
+    [
+        # 2^31 - 1 is the most; beyond it 2^32 is taken away until it fits.
+        ({"nvidia.com/gpumem": "3Gi"}, Request(1, 3 * 2**30 - 2**32, None, 0), 0),
+        ({"nvidia.com/gpumem": "4Gi"}, Request(1, 0, None, 0), 0),
+        ({"nvidia.com/gpumem": "5Gi"}, Request(1, 2**30, None, 0), 2**30),
+        ({"nvidia.com/gpumem": "1e999999999"}, Request(1, 0, 100, 0), 81920),
+        ({"nvidia.com/gpumem-percentage": "0"}, Request(1, 0, 0, 0), 0),
+        ({"nvidia.com/gpumem-percentage": "101"}, Request(1, 0, 100, 0), 81920),
+        ({"nvidia.com/gpumem-percentage": "120"}, Request(1, 0, 120, 0), 98304),
+        # 81920 * 30000 - 2^32 = -1837367296, a hundredth of it
+        ({"nvidia.com/gpumem-percentage": "30000"}, Request(1, 0, 30000, 0), -18373672),
+        ({"nvidia.com/gpumem": "1000", "nvidia.com/gpumem-percentage": "0"}, Request(1, 1000, 0, 0), 1000),
+    ],
+)
+def test_what_limits_ask_for_in_2_9(limits, request_, memory_mib):
+    asked = Request.of({"resources": {"limits": {"nvidia.com/gpu": "1", **limits}}}, RULES[V2_9])
+    assert (asked, asked.memory_of(A100.cards[0])) == (request_, memory_mib)
+
+
+def test_negative_memory_makes_room_for_others_in_2_9():
+    written = ((Share("u0", "NVIDIA", -18373672, 0),), (Share("u0", "NVIDIA", 20000, 0),))
+    assert usage_of(written, 0, version=V2_9) == {"u0": Usage(2, -18353672, 0)}
+
+
+WHOLE = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"}
+
+
+@pytest.mark.parametrize(
+    ("made", "answer", "answer_2_9"),
+    [
+        pytest.param(
+            pod(
+                {"nvidia.com/gpu": "1"},
+                initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+            ),
+            ("hami-scheduler", [WHOLE, WHOLE]),
+            ("hami-scheduler", [{"nvidia.com/gpu": "1"}, WHOLE]),
+            id="2.9 leaves init containers alone",
+        ),
+        pytest.param(
+            {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "c",
+                            "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                            "securityContext": {"privileged": True},
+                        }
+                    ]
+                }
+            },
+            "container c is privileged",
+            (None, [{"nvidia.com/gpu": "1"}]),
+            id="2.9 leaves privileged containers alone, and the pod to another scheduler",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpumem-percentage": "120"}),
+            "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100",
+            ("hami-scheduler", [{"nvidia.com/gpumem-percentage": "120", "nvidia.com/gpu": "1"}]),
+            id="a percentage above 100",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpu": "1"}, nodeName="n"),
+            "pod has node assigned",
+            "pod has node assigned",
+            id="a node's name",
+        ),
+    ],
+)
+@pytest.mark.parametrize("version", Version)
+def test_what_the_webhook_makes_of_a_pod(version, made, answer, answer_2_9):
+    verdict = mutate(made, RULES[version])
+    spec = verdict.pod["spec"]
+    limits = [each["resources"]["limits"] for each in [*spec.get("initContainers", ()), *spec["containers"]]]
+    told = (spec.get("schedulerName"), limits) if verdict.allowed else verdict.message
+    assert told == (answer if version is V2_10 else answer_2_9)
+
+
+@pytest.mark.parametrize(
+    ("quota", "limits", "denied", "denied_2_9"),
+    [
+        (Quota(3000), {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}, False, False),
+        (Quota(3000), {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3001"}, True, True),
+        # 2.9 does not look at containers of several cards.
+        (Quota(3000), {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "2000"}, True, False),
+        # A percentage is looked at in the filter only.
+        (Quota(3000), {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "90"}, False, False),
+        (Quota(None, 50), {"nvidia.com/gpu": "1"}, True, True),
+        (Quota(0), {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}, True, False),
+        # Above its quota 2.9 lets no pod into the namespace.
+        (Quota(3000, used=Usage(0, 3001, 0)), {"cpu": "1"}, False, True),
+    ],
+)
+def test_what_the_webhook_says_to_a_quota(quota, limits, denied, denied_2_9):
+    for version, expected in ((V2_10, denied), (V2_9, denied_2_9)):
+        verdict = mutate(pod(limits), RULES[version], quota)
+        assert (verdict.allowed, verdict.message) == (not expected, "exceeding resource quota" if expected else "")
+
+
 def test_the_configuration_s_defaults_fill_in():
     rules = Rules(default_memory_mib=5000, default_cores=20)
     assert Request.of({"resources": {"limits": {"nvidia.com/gpu": 2}}}, rules) == Request(2, 5000, None, 20)

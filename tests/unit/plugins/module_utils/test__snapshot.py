@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.tenantry.gpu.plugins.module_utils._devices import pod_state
 from ansible_collections.tenantry.gpu.plugins.module_utils._placement import Quota, Usage, Version
 from ansible_collections.tenantry.gpu.plugins.module_utils._snapshot import (
     SnapshotError,
     declared_hosts,
-    has_shares,
     hosts_of,
     quota_of,
 )
@@ -31,7 +31,11 @@ def node(name="n1", register=f"[{CARD % 1}]", slots="10", labels=None, spec=None
     }
 
 
-def pod(name="p", shares="GPU-1,NVIDIA,2000,30:;", on="n1", phase="Running", namespace="team", init=0, ended=()):
+def pod(*given, **more):
+    return pod_state(raw_pod(*given, **more))
+
+
+def raw_pod(name="p", shares="GPU-1,NVIDIA,2000,30:;", on="n1", phase="Running", namespace="team", init=0, ended=()):
     return {
         "metadata": {
             "name": name,
@@ -48,10 +52,14 @@ def pod(name="p", shares="GPU-1,NVIDIA,2000,30:;", on="n1", phase="Running", nam
 
 def test_a_host_has_cards_usage_cordons_and_labels():
     nodes = [node(labels={"gpu": "on"}, device_cordon="GPU-1")]
-    (host,), problems = hosts_of(nodes, [pod(), pod("done", phase="Succeeded"), pod("other", on="n2")])
+    (host,), problems = hosts_of(nodes, [pod(), pod("other", on="n2")])
     assert (host.name, host.labels, host.closed, problems) == ("n1", {"gpu": "on"}, "", [])
     assert host.node.usage == {"GPU-1": Usage(1, 2000, 30)}
     assert host.node.cordoned == {"GPU-1"}
+
+
+def test_a_pod_that_has_ended_takes_nothing():
+    assert pod(phase="Succeeded") is None
 
 
 def test_init_containers_count_until_they_have_succeeded():
@@ -114,12 +122,6 @@ def test_no_text_breaks_a_snapshot(register, cordon, score, shares):
     nodes = [node(register=register, device_cordon=cordon, node_nvidia_score=score)]
     _hosts, problems = hosts_of(nodes, [pod(shares=shares)])
     assert all(problem.startswith(("node n1: ", "pod team/p: ")) for problem in problems)
-
-
-def test_pods_without_shares_do_not_matter():
-    assert has_shares(pod())
-    assert not has_shares({"metadata": {"name": "plain"}})
-    assert not has_shares(pod(shares=""))
 
 
 def quota(name="q", **hard):

@@ -131,6 +131,14 @@ def test_check_mode_tells_the_same_and_does_nothing(cluster: Any) -> None:
     assert told["changed"] and len(told["locks"]) == 2
 
 
+def test_a_pod_that_ran_to_its_end_had_its_cards(cluster: Any) -> None:
+    add_node(cluster, holder="a")
+    pod = add_pod(cluster, "a", status={"phase": "Succeeded"})
+    assert run(cluster)["changed"]
+    assert cluster.annotations(pod)[PHASE] == "success"
+    assert not is_locked(cluster)
+
+
 def test_what_needs_nothing_is_left(cluster: Any) -> None:
     add_node(cluster)
     for phase in ("success", "failed"):
@@ -188,7 +196,7 @@ def test_age_without_bind_time_is_the_pods(cluster: Any) -> None:
     ("holder", "reason"),
     [
         (None, "its holder is gone"),
-        ({"status": {"phase": "Succeeded"}}, "its holder has ended"),
+        ({"status": {"phase": "Succeeded"}, "node": "n1"}, "its holder has ended"),
         ({"status": {"phase": "Failed"}}, "its holder has ended"),
         ({"node": "n2"}, "its holder is on n2"),
         ({"phase": "success"}, "its holder's allocation has ended"),
@@ -444,11 +452,3 @@ def test_waiting_outlasts_an_api_that_is_away(cluster: Any, monkeypatch: pytest.
     monkeypatch.setattr(cluster, "list", lambda path, **query: (_ for _ in ()).throw(ClusterError("forbidden", 403)))
     with pytest.raises(ClusterError, match="forbidden"):
         run(cluster, wait_s=10)
-
-
-def test_pods_may_be_created_meanwhile(cluster: Any, scheduler: list[str]) -> None:
-    add_node(cluster)
-    scheduler.append("late")
-    finisher = module.Finisher(cluster, module.Scope(None, None, frozenset(), 0), False, False)
-    finisher.run(wait_s=10, quiet_s=0.05)
-    assert [each["pod"] for each in finisher.done.finished] == ["late"]

@@ -26,7 +26,7 @@ print(*sorted(name for name in set(sys.modules) - before if not name.startswith(
 """
 
 
-@pytest.mark.parametrize("module", ["gpu_scheduling_verify", "hami_device_info"])
+@pytest.mark.parametrize("module", ["gpu_capacity_plan", "gpu_scheduling_verify", "hami_device_info"])
 def test_importing_a_module_costs_what_kubernetes_core_s_own_costs(module: str) -> None:
     folders = ":".join(map(os.path.abspath, ansible_collections.__path__))
     done = subprocess.run(
