@@ -162,23 +162,23 @@ def test_a_missing_right_is_named(kubeconfig_for: Callable[[str, Path | None], P
     )
 
 
-def test_an_outage_is_survived(control_plane: ControlPlane, proxy: FaultProxy, worker: Worker, tmp_path: Path) -> None:
+def test_an_outage_is_survived(proxy: FaultProxy, cluster: Cluster, worker: Worker, tmp_path: Path) -> None:
     """The API goes while pods are watched, and with it a read; it comes back, and nothing of the run is left."""
     readers = ThreadPoolExecutor(1)
     reads: list[Future[Object]] = []
 
     def begin(_pod: Object) -> None:
         proxy.be_away(OUTAGE_S)
-        reads.append(readers.submit(read, proxy, tmp_path / "read"))
+        reads.append(readers.submit(cluster.get, f"/api/v1/nodes/{NODE}"))
 
     worker.before_placing = begin
-    answer = verify(proxy.kubeconfig, tmp_path / "verify")
+    answer = verify(proxy.kubeconfig, tmp_path)
     worker.before_placing = lambda pod: None
     assert answer["passed"], answer
     assert answer["cleaned_up"]
     assert proxy.count("POST", "/pods$", 201) == 1
-    assert proxy.count("GET", "/version", 0) > 1
-    assert [each["name"] for each in reads[0].result()["nodes"]] == [NODE]
+    assert proxy.count("GET", f"/api/v1/nodes/{NODE}", 0) > 1
+    assert reads[0].result()["metadata"]["name"] == NODE
 
 
 @pytest.mark.parametrize(
