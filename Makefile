@@ -50,8 +50,8 @@ unit: $(VENV)/test ## Run the unit tests
 	pytest tests/unit
 
 .PHONY: components
-components: $(VENV)/run ## Build the API server that the integration tests run on, once
-	images/build.py components --cache $(CACHE) etcd kubernetes
+components: $(VENV)/run ## Build the programs that the integration tests run, once
+	images/build.py components --cache $(CACHE) etcd helm kubernetes
 
 .PHONY: integration
 integration: $(VENV)/test components ## Run every module against a real API server, without containers

@@ -221,12 +221,16 @@ def arguments() -> argparse.Namespace:
     installed = "podman" if shutil.which("podman") else "docker"
     engine.add_argument("--engine", choices=["podman", "docker"], default=installed)
     phases = parser.add_subparsers(dest="phase", required=True)
-    source = phases.add_parser("source", parents=[common], help="decide where components come from, and keep to it")
-    source.add_argument("--source", choices=["auto", "upstream", "standin"], default="auto")
     components = phases.add_parser("components", parents=[kept], help="build components alone, where they are missing")
     components.add_argument("names", nargs="+", metavar="NAME", help="a folder of images/components")
-    phases.add_parser(
+    build = phases.add_parser(
         "build", parents=[common, kept, engine], help="build and import what is missing, write images.json"
+    )
+    build.add_argument(
+        "--source",
+        choices=["auto", "upstream", "standin"],
+        default="auto",
+        help="where components come from; a lab keeps to what it began with",
     )
     push = phases.add_parser(
         "push", parents=[common, kept, engine], help="bring the images to where the hosts find them"
@@ -260,8 +264,7 @@ def work(options: argparse.Namespace) -> bool:
         matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
         return build_alone(options.names, cache, matrix, Progress(cache / "logs"))
     state = options.state.resolve()
-    if options.phase == "source":
-        return decide_source(state, options.source, options.mirror)
+    decided = options.phase == "build" and decide_source(state, options.source, options.mirror)
     cache = options.cache.resolve()
     upstream = recorded_source(state) == "upstream"
     progress = Progress(cache / "logs")
@@ -278,7 +281,7 @@ def work(options: argparse.Namespace) -> bool:
         )
         done, description = images.build(options.engine)
         written = write_if_changed(state / "images.json", json.dumps(description, indent=2) + "\n")
-        return done or written
+        return decided or done or written
 
 
 def main() -> int:

@@ -37,8 +37,11 @@ try:
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 except ImportError:
     # AnsibleK8SModule says what is missing before anything below is reached.
-    HTTPError = ConnectTimeoutError = NewConnectionError = OSError  # type: ignore[assignment,misc]
-    ApiException = OpenApiException = ConfigException = DynamicApiError = OSError
+    class _MissingError(Exception):
+        """Stands for the exceptions of libraries that are not there."""
+
+    HTTPError = ConnectTimeoutError = NewConnectionError = _MissingError  # type: ignore[assignment,misc]
+    ApiException = OpenApiException = ConfigException = DynamicApiError = _MissingError
 
 Object = dict[str, Any]
 T = TypeVar("T")

@@ -109,6 +109,11 @@ registered:
   returned: O(state=joined)
   type: bool
   sample: true
+ready:
+  description: Whether the Node was ready before this module did anything. False where RV(registered) is not true.
+  returned: O(state=joined)
+  type: bool
+  sample: true
 node_name:
   description: Name of the Node.
   returned: success
@@ -141,7 +146,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
@@ -191,12 +196,20 @@ class Wanted:
     timeout_s: int
 
 
+@dataclass(frozen=True)
+class NodeState:
+    """What the API says of the host's Node; registered is None where it cannot be asked as the kubelet."""
+
+    registered: bool | None = None
+    ready: bool = False
+
+
 @dataclass
 class Outcome:
     """What was done, or would be."""
 
     joined: bool = False
-    registered: bool | None = None
+    node: NodeState = NodeState()
     before: str = ""
     after: str = ""
     removed: list[str] = field(default_factory=list)
@@ -313,14 +326,14 @@ class Worker:
         path = self.root / KUBELET_CONF
         return parse_membership(path.read_text(), self.root) if path.is_file() else None
 
-    def registered(self, wanted: Wanted) -> bool | None:
-        """Whether the API has the Node; None where it cannot be asked as the kubelet."""
+    def node_state(self, wanted: Wanted) -> NodeState:
+        """Ask the API for the Node with the kubelet's own certificate."""
         kubeconfig = (self.root / KUBELET_CONF).read_text()
         files = {}
         for field_name in ("client-certificate", "client-key"):
             found = re.search(rf"^\s*{field_name}:\s*[\"']?([^\s\"']+)", kubeconfig, re.MULTILINE)
             if not found:
-                return None
+                return NodeState()
             files[field_name] = str(self.root / found.group(1).lstrip("/"))
         server = urlsplit(wanted.server)
         try:
@@ -330,11 +343,12 @@ class Worker:
                 server.hostname or "", server.port or 443, timeout=ASK_TIMEOUT_S, context=context
             )
             connection.request("GET", f"/api/v1/nodes/{quote(wanted.node_name)}")
-            status = connection.getresponse().status
+            response = connection.getresponse()
+            answer = json.loads(response.read())
             connection.close()
         except (OSError, ValueError, http.client.HTTPException):
-            return None
-        return {200: True, 404: False}.get(status)
+            return NodeState()
+        return node_state_of(response.status, answer)
 
     def register_again(self, wanted: Wanted) -> None:
         """Start the kubelet again, and wait until the API has its Node."""
@@ -342,7 +356,7 @@ class Worker:
         status, output = self.run(["systemctl", "restart", "kubelet"])
         if status:
             raise WorkerError(f"The kubelet could not be started again: {failure_of(output)}")
-        while self.registered(wanted) is False:
+        while self.node_state(wanted).registered is False:
             if time.monotonic() > deadline:
                 raise WorkerError(
                     f"{wanted.server} has no Node {wanted.node_name} {wanted.timeout_s} s after its kubelet was "
@@ -404,6 +418,13 @@ class Worker:
             raise WorkerError(f"kubeadm reset failed: {failure_of(output)}")
 
 
+def node_state_of(status: int, answer: dict[str, Any]) -> NodeState:
+    """Read an answer to a GET of a Node."""
+    conditions = (answer.get("status") or {}).get("conditions") or []
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return NodeState({200: True, 404: False}.get(status), status == 200 and ready)
+
+
 def describe(membership: Membership | None) -> str:
     """One line for a diff."""
     return f"worker of {membership.server}" if membership else "worker of no cluster"
@@ -417,10 +438,9 @@ def ensure_joined(worker: Worker, wanted: Wanted, token: str | None, *, confirm:
         )
     now = worker.membership()
     joined = now == Membership(wanted.server, wanted.authority)
-    outcome = Outcome(joined, None, describe(now), f"worker of {wanted.server}", worker.leftovers())
-    if joined:
-        outcome.registered = worker.registered(wanted)
-        outcome.before += " (without its Node)" if outcome.registered is False else ""
+    state = worker.node_state(wanted) if joined else NodeState()
+    outcome = Outcome(joined, state, describe(now), f"worker of {wanted.server}", worker.leftovers())
+    outcome.before += " (without its Node)" if state.registered is False else ""
     if now and not joined:
         if not confirm:
             raise WorkerError(foreign(now, wanted))
@@ -434,7 +454,7 @@ def ensure_joined(worker: Worker, wanted: Wanted, token: str | None, *, confirm:
     worker.remove_leftovers()
     if not joined and token:
         outcome.attempts = worker.join(wanted, token)
-    if outcome.registered is False:
+    if state.registered is False:
         worker.register_again(wanted)
     return outcome
 
@@ -497,7 +517,8 @@ def run(module: AnsibleModule, root: Path = Path("/")) -> NoReturn:
     module.exit_json(
         changed=outcome.changed,
         joined=outcome.joined,
-        registered=outcome.registered,
+        registered=outcome.node.registered,
+        ready=outcome.node.ready,
         node_name=module.params["node_name"] or socket.gethostname().lower(),
         removed=outcome.removed,
         attempts=outcome.attempts,

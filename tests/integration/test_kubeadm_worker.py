@@ -54,16 +54,16 @@ def wanted(control_plane: ControlPlane, node_name: str = NODE) -> module.Wanted:
 
 def test_a_node_that_is_gone_is_registered_again_once(control_plane: ControlPlane, host: Host) -> None:
     first = module.ensure_joined(host, wanted(control_plane), None, confirm=False, check=False)
-    assert (first.joined, first.registered, first.changed) == (True, False, True)
+    assert (first.joined, first.node.registered, first.changed) == (True, False, True)
     assert host.programs == [["systemctl", "restart", "kubelet"]]
     second = module.ensure_joined(host, wanted(control_plane), None, confirm=False, check=False)
-    assert (second.joined, second.registered, second.changed) == (True, True, False)
+    assert (second.joined, second.node.registered, second.changed) == (True, True, False)
 
 
 def test_another_nodes_name_is_no_reason_to_start_anything(control_plane: ControlPlane, host: Host) -> None:
     """A kubelet may read its own Node alone."""
     outcome = module.ensure_joined(host, wanted(control_plane, "other"), None, confirm=False, check=False)
-    assert (outcome.registered, outcome.changed, host.programs) == (None, False, [])
+    assert (outcome.node.registered, outcome.changed, host.programs) == (None, False, [])
 
 
 def test_a_revoked_token_is_worth_nothing(control_plane: ControlPlane) -> None:

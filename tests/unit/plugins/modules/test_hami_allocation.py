@@ -449,6 +449,10 @@ def test_waiting_outlasts_an_api_that_is_away(cluster: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(cluster, "list", refuse)
     assert len(run(cluster, wait_s=10)["pods"]) == 1
-    monkeypatch.setattr(cluster, "list", lambda path, **query: (_ for _ in ()).throw(ClusterError("forbidden", 403)))
+
+    def forbid(path: str, **query: Any) -> Any:
+        raise ClusterError("forbidden", 403)
+
+    monkeypatch.setattr(cluster, "list", forbid)
     with pytest.raises(ClusterError, match="forbidden"):
         run(cluster, wait_s=10)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,12 +132,12 @@ def test_a_node_that_was_deleted_is_registered_again(
     worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.write(module.KUBELET_CONF, kubeconfig())
-    answers = [False, False, True]
-    monkeypatch.setattr(worker, "registered", lambda _wanted: answers.pop(0))
+    answers = [module.NodeState(False), module.NodeState(False), module.NodeState(True)]
+    monkeypatch.setattr(worker, "node_state", lambda _wanted: answers.pop(0))
 
     outcome = joined(worker, token=None)
 
-    assert outcome.changed and outcome.joined and outcome.registered is False
+    assert outcome.changed and outcome.joined and outcome.node.registered is False
     assert host.calls == [["systemctl", "restart", "kubelet"]]
     assert outcome.before == f"worker of {SERVER} (without its Node)"
 
@@ -145,7 +146,7 @@ def test_in_check_mode_a_node_that_was_deleted_is_only_told(
     worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.write(module.KUBELET_CONF, kubeconfig())
-    monkeypatch.setattr(worker, "registered", lambda _wanted: False)
+    monkeypatch.setattr(worker, "node_state", lambda _wanted: module.NodeState(False))
 
     assert joined(worker, token=None, check=True).changed
     assert host.calls == []
@@ -155,10 +156,24 @@ def test_a_node_that_does_not_come_back_is_named(
     worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.write(module.KUBELET_CONF, kubeconfig())
-    monkeypatch.setattr(worker, "registered", lambda _wanted: False)
+    monkeypatch.setattr(worker, "node_state", lambda _wanted: module.NodeState(False))
 
     with pytest.raises(module.WorkerError, match="has no Node a-worker-0 0 s after its kubelet was started again"):
         joined(worker, token=None, timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "expected"),
+    [
+        (200, {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, module.NodeState(True, True)),
+        (200, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, module.NodeState(True, False)),
+        (200, {"status": {}}, module.NodeState(True, False)),
+        (404, {"kind": "Status"}, module.NodeState(False)),
+        (403, {"kind": "Status"}, module.NodeState()),
+    ],
+)
+def test_a_node_says_whether_it_is_ready(status: int, answer: dict[str, Any], expected: module.NodeState) -> None:
+    assert module.node_state_of(status, answer) == expected
 
 
 def test_check_mode_needs_no_token_and_changes_nothing(worker: module.Worker, host: Host) -> None:
