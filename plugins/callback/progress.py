@@ -50,6 +50,8 @@ from ansible.plugins.callback import CallbackBase
 
 LAST_LINE_BYTES = 4096
 LINE_WIDTH = 160
+# File systems take their times from a clock that ticks, so a file may seem to be written a moment before it was.
+CLOCK_TICK_S = 0.01
 REASON_WIDTH = 400
 
 
@@ -57,7 +59,7 @@ def last_line(path: str, since: float) -> str:
     """The last non-empty line of ``path``, or "" where the file is older than ``since`` or cannot be read."""
     try:
         with open(path, "rb") as stream:
-            if os.fstat(stream.fileno()).st_mtime < since:
+            if os.fstat(stream.fileno()).st_mtime < since - CLOCK_TICK_S:
                 return ""
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - LAST_LINE_BYTES))
             text = stream.read(LAST_LINE_BYTES).decode(errors="replace")

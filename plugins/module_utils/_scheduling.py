@@ -165,6 +165,9 @@ class Container:
         return {resource: str(amount) for resource, amount in asked.items() if amount is not None}
 
 
+_SPREADS = {"any": "", "one_card": " on one card", "distinct_cards": " on distinct cards"}
+
+
 @dataclass(frozen=True)
 class Expectation:
     """What is to become of every pod of a case.
@@ -189,7 +192,8 @@ class Expectation:
             return f"{pods} refused for the namespace's quota"
         if self.outcome == "refused":
             return f"{pods} refused" + (f" with {self.reason}" if self.reason else "") + where
-        spread = {"any": "", "one_card": " on one card", "distinct_cards": " on distinct cards"}[self.spread]
+        # A card that is named is one card.
+        spread = "" if self.uuid else _SPREADS[self.spread]
         return f"{pods} placed{spread}{where}"
 
 
