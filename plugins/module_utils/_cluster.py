@@ -59,6 +59,7 @@ CONFLICT, EXPIRED, TOO_MANY_REQUESTS, INTERNAL_ERROR = 409, 410, 429, 500
 UNAVAILABLE = (502, 503, 504)
 # The next try may succeed.
 PASSING = frozenset((0, CONFLICT, TOO_MANY_REQUESTS, INTERNAL_ERROR, *UNAVAILABLE))
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 FRESH_LISTS = 3
 ANYTHING = "*/*"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -340,7 +341,8 @@ def _refused(what: str, error: Any, module: str) -> Failure:
         said += ": the token or certificate has expired or is not valid; get a new kubeconfig."
     elif status == 403 and module and " cannot " in message:
         said += f"; docs/reference/rights/{module}.yml has the rights that {module} needs."
-    return Failure(status, said, float(after) if after.isdigit() else 0.0)
+    # The client hands a certificate that cannot be verified over as an answer of status 0.
+    return Failure(status, said, float(after) if after.isdigit() else 0.0, lasting=UNTRUSTED in said)
 
 
 def _unreached(what: str, error: Exception) -> Failure:
@@ -350,7 +352,7 @@ def _unreached(what: str, error: Exception) -> Failure:
         0,
         f"{what}: {_cause(error)}",
         sent=not isinstance(cause, (ConnectTimeoutError, NewConnectionError)),
-        lasting=isinstance(cause.__cause__, socket.gaierror) or "CERTIFICATE_VERIFY_FAILED" in str(cause),
+        lasting=isinstance(cause.__cause__, socket.gaierror) or UNTRUSTED in str(cause),
     )
 
 

@@ -420,9 +420,10 @@ class Worker:
 
 def node_state_of(status: int, answer: dict[str, Any]) -> NodeState:
     """Read an answer to a GET of a Node."""
+    if status != 200:
+        return NodeState(False if status == 404 else None)
     conditions = (answer.get("status") or {}).get("conditions") or []
-    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
-    return NodeState({200: True, 404: False}.get(status), status == 200 and ready)
+    return NodeState(True, any(each["type"] == "Ready" and each["status"] == "True" for each in conditions))
 
 
 def describe(membership: Membership | None) -> str:

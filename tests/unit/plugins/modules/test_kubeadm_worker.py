@@ -168,8 +168,8 @@ def test_a_node_that_does_not_come_back_is_named(
         (200, {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, module.NodeState(True, True)),
         (200, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, module.NodeState(True, False)),
         (200, {"status": {}}, module.NodeState(True, False)),
-        (404, {"kind": "Status"}, module.NodeState(False)),
-        (403, {"kind": "Status"}, module.NodeState()),
+        (404, {"kind": "Status", "status": "Failure"}, module.NodeState(False)),
+        (403, {"kind": "Status", "status": "Failure"}, module.NodeState()),
     ],
 )
 def test_a_node_says_whether_it_is_ready(status: int, answer: dict[str, Any], expected: module.NodeState) -> None:
