@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import testinfra
 import yaml
@@ -37,3 +42,15 @@ class Lab:
 
     def server(self, cluster: str) -> str:
         return str(yaml.safe_load(self.kubeconfig(cluster).read_text())["clusters"][0]["cluster"]["server"])
+
+    def run_module(self, tenant: str, module: str, **options: Any) -> dict[str, Any]:
+        """What a module of the collection answers for a tenant's cluster."""
+        arguments = {"kubeconfig": str(self.kubeconfig(tenant)), **options}
+        ansible = Path(sys.executable).with_name("ansible")
+        command = [ansible, "localhost", "-i", "localhost,", "-c", "local", "-m", f"tenantry.gpu.{module}"]
+        command += ["-e", f"ansible_python_interpreter={sys.executable}", "-a", json.dumps(arguments)]
+        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+        done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = yaml.safe_load(done.stdout.partition("=>")[2])
+        return answer

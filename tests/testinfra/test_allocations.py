@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client, config
 from lab import WORKERS, Lab
 
@@ -81,16 +75,7 @@ def pods(core: client.CoreV1Api, lab: Lab, plugin_without_lifecycle: None) -> It
 
 
 def finish(lab: Lab, **options: Any) -> dict[str, Any]:
-    """What the module hami_allocation answers."""
-    arguments = {"kubeconfig": str(lab.kubeconfig(TENANT)), "nodes": [NODE], **options}
-    ansible = Path(sys.executable).with_name("ansible")
-    command = [ansible, "localhost", "-i", "localhost,", "-c", "local", "-m", "tenantry.gpu.hami_allocation"]
-    command += ["-e", f"ansible_python_interpreter={sys.executable}", "-a", json.dumps(arguments)]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    answer: dict[str, Any] = yaml.safe_load(done.stdout.partition("=>")[2])
-    return answer
+    return lab.run_module(TENANT, "hami_allocation", nodes=[NODE], **options)
 
 
 def test_three_pods_come_to_run_by_the_module(core: client.CoreV1Api, lab: Lab, pods: list[str]) -> None:
