@@ -49,7 +49,8 @@ class Lab:
         ansible = Path(sys.executable).with_name("ansible")
         command = [ansible, "localhost", "-i", "localhost,", "-c", "local", "-m", f"tenantry.gpu.{module}"]
         command += ["-e", f"ansible_python_interpreter={sys.executable}", "-a", json.dumps(arguments)]
-        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+        # Molecule asks for colours.
+        environment = {**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
         done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         answer: dict[str, Any] = yaml.safe_load(done.stdout.partition("=>")[2])
