@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _INSERTION = 12
-_MEDIAN = 8
 
 
 def go_sort(items: list[T], key: Callable[[T], Any]) -> None:

@@ -55,7 +55,6 @@ PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"
 PHASE_FAILED = "failed"
 
-LABEL_WEBHOOK = "hami.io/webhook"
 LABEL_ROLE = "hami.io/scheduler-role"
 ROLE_LEADER = "leader"
 ROLE_FOLLOWER = "follower"

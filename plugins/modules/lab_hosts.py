@@ -179,7 +179,6 @@ ROUTE_PROTOCOL = 84
 # its systemd ends without a word.
 INOTIFY_INSTANCES = "/proc/sys/fs/inotify/max_user_instances"
 INOTIFY_WANTED = 1024
-SETTLED = "settled"
 ROUTED = "routed"
 SILENT = "silent"
 
