@@ -50,7 +50,7 @@ options:
     description: The lab's network in CIDR notation; its first address is the gateway. Required with O(state=present).
     type: str
   image:
-    description: Image of the hosts, in the engine's own storage. Required with O(state=present).
+    description: Image of the hosts that name none, in the engine's own storage.
     type: str
   hosts:
     description: The hosts. With O(state=absent) their names find leftovers that lost their label.
@@ -64,6 +64,9 @@ options:
         required: true
       address:
         description: Its address in O(subnet). Required with O(state=present).
+        type: str
+      image:
+        description: Its image where it is not O(image).
         type: str
   registry:
     description: The registry that the hosts pull from. Without it none is made.
@@ -92,7 +95,7 @@ options:
     elements: str
     default: []
   timeout_s:
-    description: Seconds within which the registry and every host's containerd must answer.
+    description: Seconds within which the registry and every host's containerd, where it has one, must answer.
     type: int
     default: 60
   image_prefix:
@@ -209,7 +212,7 @@ UNIT
   ip -batch $file
   answer=routed
 fi
-until ctr version >/dev/null 2>&1; do
+while command -v ctr >/dev/null && ! ctr version >/dev/null 2>&1; do
   tries=$((tries - 1))
   if [ $tries -le 0 ]; then
     echo silent
@@ -304,7 +307,7 @@ class Lab:
 
     # -- what has to be there ------------------------------------------------------------------------------------
 
-    def host(self, name: str, address: str) -> Wanted:
+    def host(self, name: str, address: str, image: str | None) -> Wanted:
         """A host of the lab: what systemd, containerd and a kubelet need."""
         container, volume = f"{self.name}-{name}", f"{self.name}-{name}-containerd"
         modules = ("--volume=/lib/modules:/lib/modules:ro",) if os.path.isdir("/lib/modules") else ()
@@ -321,7 +324,7 @@ class Lab:
             *modules,
             *mirror,
         )
-        return Wanted(container, address, self.parameters["image"], options, volume)
+        return Wanted(container, address, image or self.parameters["image"], options, volume)
 
     def registry(self) -> Wanted | None:
         """The lab's registry; its storage belongs to the machine's cache and outlives it."""
@@ -336,8 +339,10 @@ class Lab:
     def present(self) -> None:
         """Make, start or keep everything, and wait until it answers."""
         registry = self.registry()
-        hosts = [self.host(host["name"], host["address"]) for host in self.parameters["hosts"]]
+        hosts = [self.host(host["name"], host["address"], host.get("image")) for host in self.parameters["hosts"]]
         wanted = ([registry] if registry else []) + hosts
+        if not all(one.image for one in wanted):
+            raise EngineError("image: hosts without an image of their own need it; give it.")
         found = self.engine.containers()
         for sentence in (
             other_version(found.values(), self.name, self.parameters["version"]),
@@ -526,7 +531,7 @@ class Lab:
 
 
 def main() -> None:
-    host = {"name": {"type": "str", "required": True}, "address": {"type": "str"}}
+    host = {"name": {"type": "str", "required": True}, "address": {"type": "str"}, "image": {"type": "str"}}
     registry = {
         "image": {"type": "str", "required": True},
         "address": {"type": "str", "required": True},
@@ -548,7 +553,7 @@ def main() -> None:
             "image_prefix": {"type": "str"},
             "progress_file": {"type": "path"},
         },
-        required_if=[("state", "present", ("version", "subnet", "image"))],
+        required_if=[("state", "present", ("version", "subnet"))],
         supports_check_mode=True,
     )
     lab = Lab(module.params, module.check_mode)
