@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.tenantry.gpu.plugins.module_utils._acceptance import card_of, quota_evidence, untried
 from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     capacity_evidence,
     cases_of,
@@ -19,6 +20,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     scheduling_evidence,
     tunnel_evidence,
 )
+from ansible_collections.tenantry.gpu.plugins.module_utils._evidence import FAILED, SKIPPED
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     Card,
     HamiFormatError,
@@ -30,6 +32,8 @@ HostVars = Mapping[str, Mapping[str, Any]]
 
 # What the role verification registers on each tenant: __verification_devices and so on.
 PARTS = ("devices", "scheduling", "tunnel")
+# And the role gpu_acceptance.
+ACCEPTANCE_PARTS = ("devices", "jobs", "quota")
 
 
 def _cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, list[Card]]:
@@ -93,11 +97,46 @@ def verification_order(tenants: Iterable[str]) -> list[str]:
     return order_of(tenants)
 
 
+def acceptance_workers(workers: Iterable[str], hostvars: HostVars, tenant: str) -> list[str]:
+    """The tenant's workers with real cards: their gpu_backend, or else the tenant's, is nvidia."""
+    backends = {
+        worker: hostvars[worker].get("gpu_backend", hostvars[tenant].get("gpu_backend"))
+        for worker in workers
+        if hostvars[worker].get("tenant_worker_tenant") == tenant
+    }
+    return [worker for worker, backend in backends.items() if backend == "nvidia"]
+
+
+def acceptance_card(nodes: Sequence[Mapping[str, Any]], workers: Iterable[str]) -> dict[str, Any]:
+    """The card of the workers on which gpu_acceptance_verify is to try its jobs; empty where none is idle."""
+    return card_of(nodes, list(workers))
+
+
+def acceptance_evidence(tenants: Sequence[str], hostvars: HostVars) -> list[dict[str, Any]]:
+    """Evidence of all tenants with real cards, from what the role gpu_acceptance registered on each."""
+    found: list[dict[str, Any]] = []
+    for tenant in tenants:
+        devices, jobs, quota = (hostvars[tenant].get(f"__gpu_acceptance_{part}") or {} for part in ACCEPTANCE_PARTS)
+        if not devices:
+            continue  # it has no real cards
+        if "evidence" in jobs:
+            found += [*jobs["evidence"], quota_evidence(tenant, quota).to_dict()]
+            continue
+        verdict, reason = SKIPPED, "none of its real cards is idle"
+        if "nodes" not in devices or not jobs.get("skipped"):
+            verdict, reason = FAILED, str(devices.get("msg") or jobs.get("msg"))
+        found += [record.to_dict() for record in untried(tenant, verdict, reason)]
+    return found
+
+
 class FilterModule:
     """Filters of cards and of their verification."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "acceptance_card": acceptance_card,
+            "acceptance_evidence": acceptance_evidence,
+            "acceptance_workers": acceptance_workers,
             "simulated_nodes": simulated_nodes,
             "simulated_registers": simulated_registers,
             "simulated_slots": simulated_slots,

@@ -250,8 +250,6 @@ cleaned_up:
 import secrets
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import (
@@ -269,7 +267,6 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     CASE_OPTIONS,
-    LABEL_RUN,
     SERVICE_ACCOUNT,
     Case,
     CaseError,
@@ -284,17 +281,21 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     refused_as_expected,
     settled,
 )
+from ansible_collections.tenantry.gpu.plugins.module_utils._trial import (
+    SIGNALS,
+    InterruptedRunError,
+    TrialNamespace,
+    denial_of,
+    interrupt,
+    uninterrupted,
+)
 
 POLL_S = 0.25
 # A case that was refused otherwise than expected may still change its mind, but not for long.
 OTHER_REASON_S = 8
 COMPLETION_S = 5
-CLEAN_UP_S = 20
-STALE_AFTER_S = 3600
 # HAMi reads a quota a moment after Kubernetes does, which says so unless nobody runs its controllers.
 QUOTA_S = 2
-EXPIRES = "tenantry.gpu/verify-expires"
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 OPTIONS: dict[str, Any] = {
     "cases": {"type": "list", "elements": "dict", "required": True, "options": CASE_OPTIONS},
@@ -306,10 +307,6 @@ OPTIONS: dict[str, Any] = {
     "timeout_s": {"type": "int", "default": 120},
     "on_mismatch": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
 }
-
-
-class InterruptedRunError(Exception):
-    """A signal asked the module to end."""
 
 
 class Progress:
@@ -345,10 +342,11 @@ class Run:
         self._cluster, self._setting, self._limit = cluster, setting, limit
         self._read_limits = read_limits and not setting.command
         self.namespace = setting.namespace
+        self._trial = TrialNamespace(cluster, setting.run, setting.namespace)
         beside = {name for case in cases for name in case.while_running}
         self.progress = {case.name: Progress(case, case.replicas > 1 or case.name in beside, hami) for case in cases}
         self._by_pod = {seen.name: (each, seen) for each in self.progress.values() for seen in each.pods}
-        self._path = f"/api/v1/namespaces/{self.namespace}"
+        self._path = self._trial.path
         self._follower: Follower | None = None
         self.cleaned_up = False
 
@@ -356,7 +354,9 @@ class Run:
         """Run the cases until all are decided or ``timeout_s`` seconds are over; clean up in any case."""
         deadline = time.monotonic() + timeout_s
         try:
-            self._create_namespace(timeout_s)
+            self._trial.create(timeout_s)
+            if self._limit.hard():
+                self._create_quota()
             self._follower = follower = Follower(self._cluster, f"{self._path}/pods")
             while time.monotonic() < deadline and not all(each.decided_at for each in self.progress.values()):
                 self._advance()
@@ -364,20 +364,10 @@ class Run:
             for progress in self.progress.values():
                 self._decide(progress)
         finally:
-            with _uninterrupted():
-                self._clean_up()
-
-    def _create_namespace(self, timeout_s: float) -> None:
-        self._delete_stale()
-        metadata = {
-            "name": self.namespace,
-            "labels": {LABEL_RUN: self._setting.run},
-            "annotations": {EXPIRES: str(int(time.time() + timeout_s + STALE_AFTER_S))},
-        }
-        self._cluster.create("/api/v1/namespaces", {"metadata": metadata})
-        self._cluster.create(f"{self._path}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
-        if self._limit.hard():
-            self._create_quota()
+            with uninterrupted():
+                self.cleaned_up = self._trial.clean_up()
+                if self._follower:
+                    self._follower.stop()
 
     def _create_quota(self) -> None:
         path = f"{self._path}/resourcequotas"
@@ -388,12 +378,6 @@ class Run:
             if (quota.get("status") or {}).get("hard"):
                 return
             time.sleep(POLL_S)
-
-    def _delete_stale(self) -> None:
-        for namespace in self._cluster.list("/api/v1/namespaces", labelSelector=LABEL_RUN):
-            expires = (namespace["metadata"].get("annotations") or {}).get(EXPIRES, "")
-            if expires.isdigit() and int(expires) < time.time():
-                self._cluster.delete(f"/api/v1/namespaces/{namespace['metadata']['name']}")
 
     def _advance(self) -> None:
         """Create what may begin, decide what has ended, delete what nobody needs any more."""
@@ -427,27 +411,9 @@ class Run:
         for seen in progress.pods:
             pod = pod_of(progress.case, seen.name, self._setting, progress.holds)
             try:
-                seen.pod = self._submit(pod)
+                seen.pod = self._trial.submit(pod)
             except ClusterError as error:
-                # What did not reach admission says nothing of the pod: it is an error of the run.
-                if error.status not in (400, 403, 422, 500) or "cannot create resource" in str(error):
-                    raise
-                seen.denied = str(error)
-
-    def _submit(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Create a pod. One whose answer was lost is sent again: its name is nobody else's."""
-        path = f"{self._path}/pods"
-        try:
-            return self._cluster.create(path, pod)
-        except ClusterError as error:
-            if error.status not in (0, 409, 502, 503, 504):
-                raise
-        try:
-            return self._cluster.create(path, pod)
-        except ClusterError as error:
-            if error.status != 409:
-                raise
-        return self._cluster.get(f"{path}/{pod['metadata']['name']}")
+                seen.denied = denial_of(error)
 
     def _take_news(self, follower: Follower, timeout_s: float) -> None:
         news = follower.next(timeout_s)
@@ -545,24 +511,6 @@ class Run:
             if seen.pod:
                 self._cluster.delete(f"{self._path}/pods/{seen.name}")
 
-    def _clean_up(self) -> None:
-        """Delete all that was created; wait, within bounds, until no pod is left."""
-        started = time.monotonic()
-        asked_at = 0.0
-        while time.monotonic() - started < CLEAN_UP_S and not self.cleaned_up:
-            # A pod whose kubelet does not answer goes only by force.
-            by_force = time.monotonic() - started > CLEAN_UP_S / 2
-            with suppress(ClusterError):
-                if not asked_at or by_force:
-                    self._cluster.delete(f"{self._path}/pods", **({"gracePeriodSeconds": "0"} if by_force else {}))
-                    self._cluster.delete(self._path)
-                    asked_at = time.monotonic()
-                self.cleaned_up = not any(self._cluster.list(f"{self._path}/pods"))
-            if not self.cleaned_up:
-                time.sleep(POLL_S)
-        if self._follower:
-            self._follower.stop()
-
     def results(self) -> list[dict[str, Any]]:
         return [self._result(progress) for progress in self.progress.values()]
 
@@ -590,23 +538,6 @@ class Run:
         }
 
 
-def _interrupt(number: int, frame: Any) -> None:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    raise InterruptedRunError(f"interrupted by {signal.Signals(number).name}")
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals wait, for good, until what must be done is done."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def main() -> None:
     module = new_module(OPTIONS)
     params = module.params
@@ -619,7 +550,7 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(changed=False)
     for number in SIGNALS:
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     name = secrets.token_hex(4)
     setting = Setting(name, f"gpu-verify-{name}", params["image"], tuple(params["command"] or ()))
     run: Run | None = None

@@ -13,6 +13,7 @@ import yaml
 from actors import SimulatedNodes, Tunnel, Worker
 from control_plane import ROOT, ControlPlane
 from playbook import run_play
+from real_card import RealWorker
 
 Object = dict[str, Any]
 
@@ -32,6 +33,7 @@ def examples_of(module: str) -> list[Object]:
 
 # What the examples of a module find in the cluster; each has a stop().
 CLUSTERS: dict[str, Callable[[ControlPlane], Worker | Tunnel | SimulatedNodes]] = {
+    "gpu_acceptance_verify": RealWorker,
     "gpu_capacity_plan": Worker,
     "gpu_scheduling_verify": Worker,
     "hami_allocation": SimulatedNodes,
@@ -52,8 +54,10 @@ def cluster_for(module: str, control_plane: ControlPlane) -> Iterator[None]:
 
 
 def lay_out(folder: Path, module: str, text: str, request: pytest.FixtureRequest) -> None:
-    """The files that examples name: kubeconfigs with the module's own rights, a certificate authority."""
+    """The files that examples name: kubeconfigs with the module's own rights, a certificate authority, a script."""
     control_plane: ControlPlane = request.getfixturevalue("control_plane")
+    probe = ROOT / "roles" / "gpu_acceptance" / "files" / "probe.py"
+    (folder / probe.name).write_bytes(probe.read_bytes())
     (folder / "tenant-a-ca.crt").write_bytes(control_plane.authority.certificate.read_bytes())
     for name in set(re.findall(r"\.state/\S+\.conf", text)):
         path = folder / name

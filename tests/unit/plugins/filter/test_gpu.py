@@ -11,6 +11,9 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.tenantry.gpu.plugins.filter.gpu import (
+    acceptance_card,
+    acceptance_evidence,
+    acceptance_workers,
     simulated_nodes,
     simulated_registers,
     simulated_slots,
@@ -67,3 +70,47 @@ def test_a_tenant_that_gave_no_results_fails_every_check() -> None:
     told = {record["id"]: record["reason"] for record in records if record["subject"] == "tenant-b"}
     assert told["share-three"] == told["capacity-b"] == "No connection to the cluster: refused"
     assert "did not run" in told["tunnel-admission"]
+
+
+def test_real_workers_are_the_tenant_s_own_by_their_backend_or_its() -> None:
+    hostvars: dict[str, dict[str, Any]] = {
+        "tenant-a": {"gpu_backend": "simulator"},
+        "tenant-b": {"gpu_backend": "nvidia"},
+        "tenant-c": {},
+        "a-0": {"tenant_worker_tenant": "tenant-a", "gpu_backend": "nvidia"},
+        "a-1": {"tenant_worker_tenant": "tenant-a"},
+        "b-0": {"tenant_worker_tenant": "tenant-b"},
+        "b-1": {"tenant_worker_tenant": "tenant-b", "gpu_backend": "none"},
+        "c-0": {"tenant_worker_tenant": "tenant-c"},
+        "free": {},
+    }
+    workers = ["a-0", "a-1", "b-0", "b-1", "c-0", "free"]
+    found = {tenant: acceptance_workers(workers, hostvars, tenant) for tenant in ("tenant-a", "tenant-b", "tenant-c")}
+    assert found == {"tenant-a": ["a-0"], "tenant-b": ["b-0"], "tenant-c": []}
+
+
+def test_the_card_to_accept_is_one_of_the_real_workers() -> None:
+    card = {"uuid": "GPU-1", "memory_mib": 1000, "cores": 100, "healthy": True, "cordoned": False, "shares": []}
+    nodes = [{"name": "a-0", "cards": [card]}]
+    assert acceptance_card(nodes, ["a-0"]) == {"node": "a-0", "uuid": "GPU-1", "memory_mib": 1000}
+    assert acceptance_card(nodes, []) == {}
+
+
+ACCEPTED = {"id": "cuda-memory", "verdict": "passed"}
+ACCEPTANCES = [
+    ("no real cards", {}, [], None),
+    ("well", {"devices": {"nodes": []}, "jobs": {"evidence": [ACCEPTED]}}, ["passed", "failed"], "it was not tried"),
+    ("no idle card", {"devices": {"nodes": []}, "jobs": {"skipped": True}}, 12 * ["skipped"], "none of its real cards"),
+    ("no cluster", {"devices": {"msg": "no connection"}, "jobs": {"skipped": True}}, 12 * ["failed"], "no connection"),
+    ("no run", {"devices": {"nodes": []}, "jobs": {"msg": "interrupted"}}, 12 * ["failed"], "interrupted"),
+]
+
+
+@pytest.mark.parametrize(
+    ("registered", "verdicts", "reason"), [case[1:] for case in ACCEPTANCES], ids=[case[0] for case in ACCEPTANCES]
+)
+def test_evidence_of_an_acceptance(registered: dict[str, Any], verdicts: list[str], reason: str | None) -> None:
+    hostvars = {"tenant-a": {f"__gpu_acceptance_{part}": answer for part, answer in registered.items()}}
+    records = acceptance_evidence(["tenant-a"], hostvars)
+    assert [record["verdict"] for record in records] == verdicts
+    assert not reason or reason in records[-1]["reason"]

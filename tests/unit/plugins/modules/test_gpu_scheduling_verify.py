@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("kubernetes")
 
+from ansible_collections.tenantry.gpu.plugins.module_utils import _trial
 from ansible_collections.tenantry.gpu.plugins.module_utils._cluster import ClusterError
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     LIMITS_END,
@@ -157,8 +158,10 @@ def run(cluster: FakeCluster, *options: Object, timeout_s: float = 5) -> Any:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"POLL_S": 0.01, "OTHER_REASON_S": 0.2, "COMPLETION_S": 0.2, "CLEAN_UP_S": 1}.items():
+    for name, value in {"POLL_S": 0.01, "OTHER_REASON_S": 0.2, "COMPLETION_S": 0.2}.items():
         monkeypatch.setattr(module, name, value)
+    for name, value in {"POLL_S": 0.01, "CLEAN_UP_S": 1}.items():
+        monkeypatch.setattr(_trial, name, value)
 
 
 def test_pods_are_placed_and_everything_is_gone_afterwards() -> None:
@@ -278,10 +281,10 @@ def test_an_error_in_mid_run_cleans_up(call: str, error: ClusterError) -> None:
 
 def test_an_interruption_cleans_up() -> None:
     def interrupt(pod: Object) -> Object:
-        raise module.InterruptedRunError("interrupted by SIGTERM")
+        raise _trial.InterruptedRunError("interrupted by SIGTERM")
 
     cluster = FakeCluster(interrupt)
-    with pytest.raises(module.InterruptedRunError):
+    with pytest.raises(_trial.InterruptedRunError):
         run(cluster, {})
     assert not cluster.namespaces
 
@@ -289,7 +292,7 @@ def test_an_interruption_cleans_up() -> None:
 def test_what_a_killed_run_left_is_deleted_and_a_living_ones_is_not() -> None:
     cluster = FakeCluster(place)
     for name, expires in {"dead": time.time() - 1, "alive": time.time() + 60}.items():
-        annotations = {module.EXPIRES: str(int(expires))}
+        annotations = {_trial.EXPIRES: str(int(expires))}
         cluster.namespaces[name] = {"metadata": {"name": name, "annotations": annotations}}
     run(cluster, {})
     assert set(cluster.namespaces) == {"alive"}
@@ -358,7 +361,7 @@ def test_a_quota_is_there_before_the_pods_and_refuses(fate: Object) -> None:
 
 def test_a_signal_while_cleaning_up_does_not_stop_it() -> None:
     cluster = FakeCluster(place)
-    before = signal.signal(signal.SIGTERM, module._interrupt)
+    before = signal.signal(signal.SIGTERM, _trial.interrupt)
     delete = cluster.delete
 
     def interrupted(path: str, **query: str) -> None:
@@ -370,7 +373,7 @@ def test_a_signal_while_cleaning_up_does_not_stop_it() -> None:
         cluster.scheduler = lambda pod: {"denied": "no"}
         cluster.delete = interrupted  # type: ignore[method-assign]
         done.run(5)
-        assert signal.getsignal(signal.SIGTERM) is module._interrupt
+        assert signal.getsignal(signal.SIGTERM) is _trial.interrupt
     finally:
         signal.signal(signal.SIGTERM, before)
     assert done.cleaned_up and not cluster.namespaces
