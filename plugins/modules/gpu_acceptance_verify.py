@@ -264,7 +264,6 @@ class Run:
     def __init__(self, cluster: Cluster, plan: Plan, setting: Setting, hami: str) -> None:
         self._cluster, self._plan, self._setting, self._hami = cluster, plan, setting, hami
         self._trial = TrialNamespace(cluster, setting.run, setting.namespace)
-        self._follower: Follower | None = None
         self._pods: dict[str, Seen] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.cleaned_up = False
@@ -276,16 +275,17 @@ class Run:
             self._trial.create(timeout_s, RESTRICTED)
             probe = {"metadata": {"name": PROBE}, "data": {f"{PROBE}.py": script}}
             self._cluster.create(f"{self._trial.path}/configmaps", probe)
-            self._follower = Follower(self._cluster, f"{self._trial.path}/pods")
-            for stage in stages_of(self._plan):
-                self._run_stage(stage, deadline)
+            follower = Follower(self._cluster, f"{self._trial.path}/pods")
+            try:
+                for stage in stages_of(self._plan):
+                    self._run_stage(stage, follower, deadline)
+            finally:
+                follower.stop()
         finally:
             with uninterrupted():
                 self.cleaned_up = self._trial.clean_up()
-                if self._follower:
-                    self._follower.stop()
 
-    def _run_stage(self, stage: Sequence[Trial], deadline: float) -> None:
+    def _run_stage(self, stage: Sequence[Trial], follower: Follower, deadline: float) -> None:
         vain = in_vain(stage, self.outcomes)
         if vain:
             self.outcomes.update({trial.name: Outcome(trial.name, problem=vain) for trial in stage})
@@ -295,14 +295,14 @@ class Run:
         names = [trial.name for trial in stage]
         started = time.monotonic()
         while time.monotonic() < deadline and not all(self._settled(self._pods[name], started) for name in names):
-            self._take_news()
+            self._take_news(follower)
         for name in names:
             self._pods[name].decided = True
             self.outcomes[name] = self._outcome(name)
             self._cluster.delete(f"{self._trial.path}/pods/{name}")
         until = min(deadline, time.monotonic() + GONE_S)
         while time.monotonic() < until and any(self._pods[name].pod and not self._pods[name].gone for name in names):
-            self._take_news()
+            self._take_news(follower)
 
     def _create(self, trial: Trial) -> None:
         case = case_of(trial, self._plan.card)
@@ -321,9 +321,8 @@ class Run:
         stuck = seen.unschedulable or seen.cannot_start or not seen.node
         return bool(stuck) and time.monotonic() - started > PATIENCE_S
 
-    def _take_news(self) -> None:
-        assert self._follower is not None  # noqa: S101 - run() has made it
-        news = self._follower.next(POLL_S)
+    def _take_news(self, follower: Follower) -> None:
+        news = follower.next(POLL_S)
         while news:
             name, pod = news
             seen = self._pods.get(name)
@@ -333,7 +332,7 @@ class Run:
                     seen.pod = pod
                 if seen.gone and not seen.decided:
                     seen.lost = "it was deleted by somebody else"
-            news = self._follower.next(0)
+            news = follower.next(0)
 
     def _outcome(self, name: str) -> Outcome:
         seen = self._pods[name]

@@ -192,7 +192,7 @@ class Burner:
         return self._blocks * THREADS * self.iterations * FMAS_PER_ITERATION * launches / 1e9
 
     def run(self, launches: int) -> None:
-        for _ in range(launches):
+        for _launch in range(launches):
             self._cuda.launch(self._function, self._blocks, self._result, self.iterations)
         self._cuda.wait()
 
@@ -204,9 +204,9 @@ class Burner:
     def calibrate(self) -> None:
         """So many iterations that a launch takes about LAUNCH_MS; by the card's own clock, in which nobody waits."""
         first, second = self._cuda.event(), self._cuda.event()
-        for _ in range(3):
+        for _round in range(3):
             times = []
-            for _ in range(5):
+            for _launch in range(5):
                 self._cuda.record(first)
                 self._cuda.launch(self._function, self._blocks, self._result, self.iterations)
                 self._cuda.record(second)
@@ -226,7 +226,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     start, wall_start = time.monotonic(), time.time()
     say({}, step="start", at=start, wall=wall_start)
     repeats = []
-    for _ in range(options.repeats):
+    for _repeat in range(options.repeats):
         before = time.monotonic()
         burner.run(options.launches)
         repeats.append(round((time.monotonic() - before) * 1000, 2))
@@ -331,9 +331,7 @@ def look(options: argparse.Namespace) -> dict[str, Any]:
 
 def exhaust(options: argparse.Namespace) -> dict[str, Any]:
     """Take memory of the host until the kernel ends the process: what no refused allocation looks like."""
-    held = []
-    for _ in range(options.most_mib):
-        held.append(os.urandom(MIB))
+    held = [os.urandom(MIB) for _piece in range(options.most_mib)]
     return {"host_mib": len(held)}
 
 
