@@ -223,6 +223,7 @@ def pod_of_trial(trial: Trial, card: TrialCard, setting: Setting) -> Object:
     container.update(
         image=trial.image,
         command=[*_PROGRAM, *trial.arguments],
+        terminationMessagePolicy="FallbackToLogsOnError",
         env=[{"name": name, "value": value} for name, value in env.items()],
         volumeMounts=[
             {"name": PROBE, "mountPath": "/probe", "readOnly": True},
@@ -264,7 +265,10 @@ COMPLETED, REFUSED, CUDA_FAILED, NO_LIBRARY, OOM_KILLED, KILLED, CRASHED, NEVER_
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial's pod. ``uuid`` is the card that HAMi gave it; ``exit_code`` None: no container ended."""
+    """What became of a trial's pod: ``uuid`` is the card that HAMi gave it, ``exit_code`` None where nothing ended.
+
+    ``problem`` is why it did not run, or the last word of one that told no result.
+    """
 
     name: str
     exit_code: int | None = None
@@ -307,7 +311,7 @@ class Outcome:
             NO_LIBRARY: f"{self.result.get('no_library')}; its node has no driver, or its container got no card",
             CUDA_FAILED: error_text(self.result.get("error")),
             REFUSED: error_text(self.result.get("error")),
-            CRASHED: f"exit status {self.exit_code}; see the log of a pod like it",
+            CRASHED: f"exit status {self.exit_code} ({self.kubelet_reason}) {self.problem}".strip(),
         }.get(self.ending, "")
         return f"{self.name}: {self.ending}" + (f": {more}" if more else "")
 
@@ -330,8 +334,11 @@ def outcome_of(name: str, seen: Seen) -> Outcome:
     if ended is None:
         word = "the time was over" if seen.phase == "Running" and not seen.lost else seen.last_word()
         return Outcome(name, uuid=uuid, problem=word, denied=bool(seen.denied))
-    result = result_from_message(str(ended.get("message") or ""))
-    return Outcome(name, int(ended["exitCode"]), str(ended.get("reason") or ""), result, uuid)
+    message = str(ended.get("message") or "").strip()
+    result = result_from_message(message)
+    # Of a job that told no result it is the end of its log, or why the runtime did not start it.
+    last_line = "" if result else message.rpartition("\n")[2]
+    return Outcome(name, int(ended["exitCode"]), str(ended.get("reason") or ""), result, uuid, last_line)
 
 
 def result_from_message(message: str) -> Object:

@@ -369,7 +369,14 @@ def test_an_outcome_is_read_from_a_pod_s_state() -> None:
 def test_a_message_that_is_no_result_is_none(message: str) -> None:
     ended = {"exitCode": 137, "reason": "OOMKilled", "message": message}
     found = outcome_of("exhaust", seen({"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}))
-    assert found.result == {} and found.ending == OOM_KILLED
+    assert found.result == {} and found.ending == OOM_KILLED and found.problem == message.strip()
+
+
+def test_a_job_that_crashed_says_its_last_word() -> None:
+    message = 'Traceback (most recent call last):\n  File "probe.py"\nRuntimeError: a bug\n'
+    ended = {"exitCode": 1, "reason": "Error", "message": message}
+    found = outcome_of("whole", seen({"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}))
+    assert found.trouble() == "whole: it crashed: exit status 1 (Error) RuntimeError: a bug"
 
 
 def test_a_pod_that_did_not_end_says_why() -> None:
