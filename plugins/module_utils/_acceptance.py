@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._evidence import FAILED, PASSED, SKIPPED, Evidence
-from ansible_collections.tenantry.gpu.plugins.module_utils._hami import POD_USE_UUID
+from ansible_collections.tenantry.gpu.plugins.module_utils._hami import MODE_HAMI_CORE, POD_USE_UUID
 from ansible_collections.tenantry.gpu.plugins.module_utils._scheduling import (
     NOTHING_EXPECTED,
     Case,
@@ -148,6 +148,8 @@ def stages_of(plan: Plan) -> list[list[Trial]]:
         [_measure(plan, "share", memory // 2, plan.share_cores)],
         [_measure(plan, "half-0", memory // 2, 50), _measure(plan, "half-1", memory // 2, 50)],
         [*_of_memory(plan), *_without_card(plan)],
+        # One by one: a card may have few slots, and there may be many images.
+        *([trial] for trial in _of_images(plan)),
     ]
     if plan.native:
         # HAMi's device plugin then does not preload its library (nvinternal/plugin/server.go).
@@ -162,16 +164,22 @@ def _measure(plan: Plan, name: str, memory_mib: int, cores: int, env: Mapping[st
     return Trial(name, arguments, memory_mib, cores, plan.image, {**force, **(env or {})})
 
 
+def _fill(plan: Plan) -> tuple[str, ...]:
+    return ("memory", "--chunk-mib", str(CHUNK_MIB), "--most-mib", str(plan.card.share_mib * 5 // 4))
+
+
 def _of_memory(plan: Plan) -> list[Trial]:
     share = plan.card.share_mib
-    fill = ("memory", "--chunk-mib", str(CHUNK_MIB), "--most-mib", str(share * 5 // 4))
-    others = [Trial(f"image-{number}", fill, share, image=each) for number, each in enumerate(plan.other_images)]
     return [
-        Trial("memory", fill, share, image=plan.image),
+        Trial("memory", _fill(plan), share, image=plan.image),
         Trial("children", ("children",), share, image=plan.image),
         Trial("exec", ("hold",), share, image=plan.image, hook=("ask", "--answer")),
-        *others,
     ]
+
+
+def _of_images(plan: Plan) -> list[Trial]:
+    share = plan.card.share_mib
+    return [Trial(f"image-{number}", _fill(plan), share, image=each) for number, each in enumerate(plan.other_images)]
 
 
 def _without_card(plan: Plan) -> list[Trial]:
@@ -583,7 +591,8 @@ def card_of(nodes: Sequence[Mapping[str, Any]], workers: Sequence[str]) -> Objec
         for node in nodes
         if node["name"] in workers
         for card in node["cards"]
-        if card["healthy"] and not card["cordoned"] and not card["shares"] and card["cores"] == 100
+        if card["mode"] == MODE_HAMI_CORE and card["cores"] == 100
+        if card["healthy"] and not card["cordoned"] and not card["shares"]
     ]
     return max(cards, key=lambda card: card["memory_mib"], default={})
 

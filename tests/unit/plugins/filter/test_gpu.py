@@ -90,7 +90,8 @@ def test_real_workers_are_the_tenant_s_own_by_their_backend_or_its() -> None:
 
 
 def test_the_card_to_accept_is_one_of_the_real_workers() -> None:
-    card = {"uuid": "GPU-1", "memory_mib": 1000, "cores": 100, "healthy": True, "cordoned": False, "shares": []}
+    card = {"uuid": "GPU-1", "memory_mib": 1000, "cores": 100, "mode": "hami-core", "healthy": True}
+    card |= {"cordoned": False, "shares": []}
     nodes = [{"name": "a-0", "cards": [card]}]
     assert acceptance_card(nodes, ["a-0"]) == {"node": "a-0", "uuid": "GPU-1", "memory_mib": 1000}
     assert acceptance_card(nodes, []) == {}

@@ -258,6 +258,7 @@ def test_stages_never_ask_for_more_than_the_card() -> None:
         for stage in stages_of(plan):
             assert sum(trial.memory_mib or 0 for trial in stage) <= memory_mib
             assert sum(trial.cores or 0 for trial in stage) <= 100
+            assert sum(trial.memory_mib is not None for trial in stage) <= 3  # slots
 
 
 SETTING = Setting("1f3a", "gpu-verify-1f3a", IMAGE)
@@ -388,7 +389,7 @@ def test_a_pod_that_did_not_end_says_why() -> None:
 
 
 def node(name: str, *cards: Object) -> Object:
-    whole = {"healthy": True, "cordoned": False, "shares": [], "cores": 100, "memory_mib": 24576}
+    whole = {"mode": "hami-core", "healthy": True, "cordoned": False, "shares": [], "cores": 100, "memory_mib": 24576}
     return {"name": name, "cards": [{**whole, "uuid": f"{name}-{number}", **card} for number, card in enumerate(cards)]}
 
 
@@ -396,9 +397,10 @@ def test_the_largest_idle_card_of_the_real_workers_is_tried() -> None:
     nodes = [
         node("gpu-0", {}, {"memory_mib": 81920, "shares": [{"pod": "p"}]}, {"memory_mib": 40960}),
         node("gpu-1", {"memory_mib": 81920, "healthy": False}, {"memory_mib": 81920, "cordoned": True}),
+        node("gpu-2", {"memory_mib": 81920, "mode": "mig"}, {"memory_mib": 81920, "cores": 50}),
         node("simulated", {"memory_mib": 183359}),
     ]
-    assert card_of(nodes, ["gpu-0", "gpu-1"]) == {"node": "gpu-0", "uuid": "gpu-0-2", "memory_mib": 40960}
+    assert card_of(nodes, ["gpu-0", "gpu-1", "gpu-2"]) == {"node": "gpu-0", "uuid": "gpu-0-2", "memory_mib": 40960}
     assert card_of(nodes, ["gpu-1"]) == {}
     assert card_of([], ["gpu-0"]) == {}
 
