@@ -14,11 +14,15 @@ LAB = ansible-playbook -i $(INVENTORY) $(ARGS)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: lab
 lab: $(VENV)/run ## Bring the lab up (or on) and prove it: eight checks, one report
 	$(LAB) playbooks/site.yml
+
+.PHONY: check-inventory
+check-inventory: $(VENV)/run ## Judge INVENTORY=inventories/production without touching a host
+	$(LAB) playbooks/check_inventory.yml
 
 .PHONY: destroy
 destroy: $(VENV)/run ## Remove the lab; the caches stay

@@ -58,12 +58,11 @@ def host_variables(
     names: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """One dictionary for each host: its ``name``, and under each of ``keys`` the variable that it names, if set."""
+    # hostvars gathers a host's variables anew whenever it is asked for the host.
+    known = {name: hostvars[name] for name in names}
     return [
-        {
-            "name": name,
-            **{key: hostvars[name][variable] for key, variable in keys.items() if variable in hostvars[name]},
-        }
-        for name in names
+        {"name": name, **{key: variables[variable] for key, variable in keys.items() if variable in variables}}
+        for name, variables in known.items()
     ]
 
 

@@ -27,6 +27,17 @@ VERSION = re.compile(r"v?(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)")
 # expects 1.33 or newer of its surroundings (docs/content/getting-started/kamaji-generic.md).
 KUBERNETES_OLDEST = (1, 33)
 KUBERNETES_NEWEST = (1, 36)
+# containerd's RELEASES.md, "Kubernetes Support": the oldest version of each of its lines; newer lines go with all.
+CONTAINERD_OLDEST: Mapping[tuple[int, int], Sequence[tuple[int, int, int]]] = {
+    (1, 33): ((1, 7, 24), (2, 0, 4), (2, 1, 0)),
+    (1, 34): ((1, 7, 24), (2, 0, 4), (2, 1, 0)),  # no row of its own was at hand
+    (1, 35): ((1, 7, 28), (2, 1, 5)),
+    (1, 36): ((2, 2, 0),),
+}
+# HAMi's README, "Prerequisites".
+HAMI_DRIVER_OLDEST = 440
+# The service nvidia-cdi-refresh, by which the list of cards stays true, came with it.
+TOOLKIT_OLDEST = (1, 18)
 # Kubernetes' version skew policy: a kubelet may be three minors older than its API server, and never newer.
 KUBELET_SKEW = 3
 
@@ -70,8 +81,11 @@ class Worker:
     cards: Sequence[Mapping[str, object]] = field(default=())
 
 
-def check_names(lab_name: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names that are no DNS label, that the lab needs itself, or that stand in two groups; no management host."""
+def check_names(lab_name: str, groups: Mapping[str, Sequence[str]], existing: bool = False) -> list[str]:
+    """Names that are no DNS label, that the lab needs itself, or that stand in two groups; no management host.
+
+    ``existing`` says that the management cluster is there already, and no host of the inventory belongs to it.
+    """
     named = [("lab_name", lab_name)] if lab_name else []
     named += [(f"group {group}", name) for group, names in groups.items() for name in names]
     findings = [
@@ -89,7 +103,7 @@ def check_names(lab_name: str, groups: Mapping[str, Sequence[str]]) -> list[str]
         for name in RESERVED_HOSTS
         if lab_name and name in counts
     ]
-    if not groups.get("management"):
+    if not groups.get("management") and not existing:
         findings.append("inventory: the group management has no host; add one.")
     return findings
 
@@ -148,7 +162,7 @@ def check_versions(clusters: Sequence[Cluster], workers: Sequence[Worker]) -> li
     minors: dict[str, tuple[int, int]] = {}
     allowed = f"{_text(KUBERNETES_OLDEST)} to {_text(KUBERNETES_NEWEST)}"
     for cluster in clusters:
-        minor = _minor(cluster.kubernetes_version)
+        minor = minor_of(cluster.kubernetes_version)
         if minor is None:
             findings.append(_no_version(cluster.name, cluster.kubernetes_version))
         elif not KUBERNETES_OLDEST <= minor <= KUBERNETES_NEWEST:
@@ -159,7 +173,7 @@ def check_versions(clusters: Sequence[Cluster], workers: Sequence[Worker]) -> li
         else:
             minors[cluster.name] = minor
     for worker in (worker for worker in workers if worker.kubernetes_version):
-        kubelet = _minor(worker.kubernetes_version)
+        kubelet = minor_of(worker.kubernetes_version)
         server = minors.get(worker.tenant)
         if kubelet is None:
             findings.append(_no_version(worker.name, worker.kubernetes_version))
@@ -169,6 +183,153 @@ def check_versions(clusters: Sequence[Cluster], workers: Sequence[Worker]) -> li
                 f"{_text(server)}; give it {_text((server[0], server[1] - KUBELET_SKEW))} to {_text(server)}."
             )
     return findings
+
+
+def check_matrix(versions: Mapping[str, str], kubernetes: Iterable[str]) -> list[str]:
+    """Versions of the matrix that contradict each other; ``kubernetes`` are those that the clusters have."""
+    findings = []
+    containerd = versions.get("containerd", "")
+    for minor in sorted({minor for minor in map(minor_of, kubernetes) if minor}):
+        oldest = CONTAINERD_OLDEST.get(minor, ())
+        if containerd and oldest and not _suits(containerd, oldest):
+            allowed = " or ".join(".".join(map(str, each)) for each in oldest)
+            findings.append(
+                f"tenantry_versions: containerd {containerd} does not go with Kubernetes {_text(minor)}; "
+                f"give {allowed}, or a newer one of that line or after it."
+            )
+    branch = versions.get("nvidia_driver_branch", "")
+    if branch and (not branch.isdigit() or int(branch) < HAMI_DRIVER_OLDEST):
+        findings.append(
+            f"tenantry_versions: nvidia_driver_branch {branch} does not go with HAMi {versions.get('hami', '')}; "
+            f"give a branch from {HAMI_DRIVER_OLDEST} on, such as 580."
+        )
+    toolkit = versions.get("nvidia_container_toolkit", "")
+    if toolkit and (minor_of(toolkit) or (0, 0)) < TOOLKIT_OLDEST:
+        findings.append(
+            f"tenantry_versions: nvidia_container_toolkit {toolkit} does not keep the list of cards up to date; "
+            f"give {_text(TOOLKIT_OLDEST)}.0 or newer."
+        )
+    return findings
+
+
+def _suits(version: str, oldest: Sequence[tuple[int, int, int]]) -> bool:
+    match = VERSION.fullmatch(version)
+    if not match:
+        return False
+    found = (int(match["major"]), int(match["minor"]), int(match["patch"]))
+    same_line = [floor for floor in oldest if floor[:2] == found[:2]]
+    return found >= same_line[0] if same_line else found[:2] > oldest[-1][:2]
+
+
+def check_control_planes(hosts: Sequence[str], addresses: Mapping[str, str] | None, virtual_address: str) -> list[str]:
+    """A number of control planes that no majority can be had of, addresses that are missing or not shared.
+
+    Without ``addresses`` nothing is known of them, and nothing said.
+    """
+    findings = []
+    if hosts and len(hosts) not in (1, 3):
+        findings.append(
+            f"inventory: the group management has {len(hosts)} hosts; give it one or three, "
+            f"because etcd with two members stops when either is lost."
+        )
+    findings += [
+        f"{host}: management_cluster_address is not set; give the address under which its API server is reached."
+        for host in hosts
+        if addresses is not None and not addresses.get(host)
+    ]
+    if len(hosts) > 1 and not virtual_address:
+        findings.append(
+            "inventory: management_cluster_virtual_address is not set, and several control planes need an address that "
+            "survives each of them; give a free address of their network."
+        )
+    return findings
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of the inventory: whose it is, and the variable that sets it."""
+
+    owner: str
+    variable: str
+    address: str
+
+
+def check_addresses(addresses: Sequence[Address], pool: Sequence[str], ranges: Sequence[Range]) -> list[str]:
+    """Addresses that are none, stand twice, or lie in a range of pods, of services, or of the load balancer's pool.
+
+    ``pool`` are the load balancer's ranges, each a CIDR or two addresses with a dash. A tenant's address has to lie in
+    it, any other must not.
+    """
+    findings = []
+    owners: dict[ipaddress.IPv4Address, Address] = {}
+    networks = [(one, network) for one in ranges for network in _networks(one.cidr)]
+    pools = [network for text in pool for network in _networks(text)]
+    findings += [
+        f"load_balancer_addresses: {text} is no range; give a CIDR, or two addresses with a dash between."
+        for text in pool
+        if not _networks(text)
+    ]
+    findings += [
+        f"load_balancer_addresses: {text} overlaps {one.owner}'s {one.purpose} {one.cidr}; give another range."
+        for text in pool
+        for one, other in networks
+        if any(network.overlaps(other) for network in _networks(text))
+    ]
+    for one in addresses:
+        try:
+            address = ipaddress.IPv4Address(one.address)
+        except ValueError:
+            findings.append(f"{one.owner}: {one.variable} {one.address} is no IPv4 address; give one like 192.0.2.11.")
+            continue
+        if address in owners:
+            findings.append(
+                f"{one.owner}: {one.variable} {address} is also {owners[address].owner}'s; give each its own address."
+            )
+        owners.setdefault(address, one)
+        findings += [
+            f"{one.owner}: {one.variable} {address} lies in {other.owner}'s {other.purpose} {other.cidr}; "
+            f"give {other.variable} another range."
+            for other, network in networks
+            if address in network
+        ]
+        pooled = any(address in network for network in pools)
+        if one.variable == TENANT_ADDRESS and pools and not pooled:
+            findings.append(
+                f"{one.owner}: {one.variable} {address} is not in load_balancer_addresses; give one of those."
+            )
+        if one.variable != TENANT_ADDRESS and pooled:
+            findings.append(
+                f"{one.owner}: {one.variable} {address} lies in load_balancer_addresses, which tenants get; "
+                f"give the pool a range without it."
+            )
+    return findings
+
+
+TENANT_ADDRESS = "tenant_control_plane_address"
+
+
+def _networks(text: str) -> list[ipaddress.IPv4Network]:
+    """The networks of a CIDR, or of two addresses with a dash; none where it is neither."""
+    first, dash, last = text.partition("-")
+    try:
+        if dash:
+            ends = ipaddress.IPv4Address(first.strip()), ipaddress.IPv4Address(last.strip())
+            return list(ipaddress.summarize_address_range(*ends))
+        return [ipaddress.IPv4Network(text)]
+    except ValueError:
+        return []
+
+
+def check_declared_cards(worker: str, gpu_backend: str, cards: Sequence[Mapping[str, object]]) -> list[str]:
+    """Real cards that are not declared, or not as a model and a count."""
+    example = 'give a list like [{model: "NVIDIA H100 80GB HBM3", count: 8}]'
+    if gpu_backend == "nvidia" and not cards:
+        return [f"{worker}: gpu_backend is nvidia and nvidia_cards is not set; {example}, or set gpu_backend: none."]
+    return [
+        f"{worker}: nvidia_cards has {dict(card)}, which is no model and count; {example}."
+        for card in cards
+        if not (card.get("model") and isinstance(card.get("count"), int) and card["count"])
+    ]
 
 
 def check_lab_versions(
@@ -181,7 +342,7 @@ def check_lab_versions(
     """
     findings = []
     for cluster in clusters if built_only else ():
-        minor = _minor(cluster.kubernetes_version)
+        minor = minor_of(cluster.kubernetes_version)
         # Others are check_versions' findings.
         runs = minor is not None and KUBERNETES_OLDEST <= minor <= KUBERNETES_NEWEST
         if runs and cluster.kubernetes_version.lstrip("v") != built:
@@ -198,7 +359,7 @@ def check_lab_versions(
     return findings
 
 
-def _minor(version: str) -> tuple[int, int] | None:
+def minor_of(version: str) -> tuple[int, int] | None:
     match = VERSION.fullmatch(version)
     return (int(match["major"]), int(match["minor"])) if match else None
 

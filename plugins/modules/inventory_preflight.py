@@ -11,8 +11,8 @@ short_description: What is wrong with an inventory and with a lab's machine, all
 version_added: "0.1.0"
 author: The tenantry.gpu maintainers (@tenantry)
 description:
-  - Looks at names, address ranges, versions, workers and cards of the whole inventory, and where it is a lab's, also
-    at this machine's routes, container engine, disk and memory.
+  - Looks at names, addresses and their ranges, versions, control planes, workers and cards of the whole inventory, and
+    where it is a lab's, also at this machine's routes, container engine, disk and memory. Touches no other host.
   - Fails with every finding, each a sentence that says what to do. Changes nothing.
 attributes:
   check_mode:
@@ -35,6 +35,21 @@ options:
         type: list
         elements: str
         default: []
+      addresses:
+        description: The hosts' addresses, by name. They are not judged where this is left out.
+        type: dict
+      node_versions:
+        description: Versions of the hosts' kubelets, by name, where they are not the cluster's.
+        type: dict
+        default: {}
+      virtual_address:
+        description: The address that moves between them.
+        type: str
+        default: ""
+      existing:
+        description: Whether the cluster is there already, so that it needs no hosts of the inventory.
+        type: bool
+        default: false
       kubernetes_version:
         description: Its Kubernetes version.
         type: str
@@ -66,6 +81,10 @@ options:
       service_cidr:
         description: Its service range.
         type: str
+      address:
+        description: Address of its API server, where the inventory gives it one.
+        type: str
+        default: ""
   workers:
     description: The workers.
     type: list
@@ -84,11 +103,33 @@ options:
         description: Version of its kubelet, where it is not its tenant's.
         type: str
         default: ""
+      address:
+        description: The address by which Ansible and the others reach it, where the inventory gives one.
+        type: str
+        default: ""
       cards:
         description: Its simulated cards, as P(tenantry.gpu.gpu_simulator#role) takes them.
         type: list
         elements: dict
         default: []
+      gpu_backend:
+        description: Where its cards come from.
+        type: str
+        default: none
+      nvidia_cards:
+        description: Its real cards, a list of C(model) and C(count).
+        type: list
+        elements: dict
+        default: []
+  load_balancer_addresses:
+    description: The pool of addresses of the tenants' API servers, CIDRs or two addresses with a dash.
+    type: list
+    elements: str
+    default: []
+  versions:
+    description: The version matrix, C(tenantry_versions).
+    type: dict
+    default: {}
   lab:
     description: The lab, where the inventory is one's.
     type: dict
@@ -162,12 +203,18 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._inventory import (
+    TENANT_ADDRESS,
+    Address,
     Cluster,
     Range,
     Worker,
+    check_addresses,
+    check_control_planes,
+    check_declared_cards,
     check_engine,
     check_host_routes,
     check_lab_versions,
+    check_matrix,
     check_memory,
     check_names,
     check_ranges,
@@ -198,6 +245,28 @@ def ranges_of(parameters: dict[str, Any]) -> list[Range]:
     return ranges
 
 
+def addresses_of(parameters: dict[str, Any]) -> list[Address]:
+    """Every address that the inventory gives; a worker may be named by a host name instead."""
+    management = parameters["management"]
+    found = [
+        Address(host, "management_cluster_address", address)
+        for host, address in (management["addresses"] or {}).items()
+        if address
+    ]
+    if management["virtual_address"]:
+        found.append(Address("management", "management_cluster_virtual_address", management["virtual_address"]))
+    found += [
+        Address(worker["name"], "ansible_host", worker["address"])
+        for worker in parameters["workers"]
+        if re.fullmatch(r"[0-9.]+", worker["address"])
+    ]
+    return found + [
+        Address(tenant["name"], TENANT_ADDRESS, tenant["address"])
+        for tenant in parameters["tenants"]
+        if tenant["address"]
+    ]
+
+
 def check_inventory(parameters: dict[str, Any]) -> list[str]:
     """Findings that follow from the inventory alone."""
     management, tenants, lab = parameters["management"], parameters["tenants"], parameters["lab"]
@@ -213,13 +282,25 @@ def check_inventory(parameters: dict[str, Any]) -> list[str]:
     standard = management["kubernetes_version"]
     clusters = [Cluster("management", standard)]
     clusters += [Cluster(tenant["name"], tenant["kubernetes_version"] or standard) for tenant in tenants]
+    kubelets = [Worker(name, "management", version) for name, version in management["node_versions"].items()]
     built = lab["kubernetes_version"] if lab else ""
+    ranges = ranges_of(parameters)
+    # A lab's addresses follow from its network, whose overlaps check_ranges tells once.
+    others = [] if lab else ranges
     return [
-        *check_names(lab["name"] if lab else "", groups),
-        *check_ranges(ranges_of(parameters)),
-        *check_versions(clusters, workers),
+        *check_names(lab["name"] if lab else "", groups, management["existing"]),
+        *check_control_planes(groups["management"], management["addresses"], management["virtual_address"]),
+        *check_ranges(ranges),
+        *check_addresses(addresses_of(parameters), parameters["load_balancer_addresses"], others),
+        *check_versions(clusters, [*kubelets, *workers]),
+        *check_matrix(parameters["versions"], [cluster.kubernetes_version for cluster in clusters]),
         *(check_lab_versions(built, lab["built_only"], clusters, workers) if built else ()),
         *check_workers(groups["tenants"], workers),
+        *(
+            finding
+            for worker in parameters["workers"]
+            for finding in check_declared_cards(worker["name"], worker["gpu_backend"], worker["nvidia_cards"])
+        ),
     ]
 
 
@@ -296,18 +377,26 @@ def main() -> None:
     text = {"type": "str"}
     needed = {"type": "str", "required": True}
     optional = {"type": "str", "default": ""}
+    cards = {"type": "list", "elements": "dict", "default": []}
     management = {
         "hosts": {"type": "list", "elements": "str", "default": []},
+        "addresses": {"type": "dict"},
+        "node_versions": {"type": "dict", "default": {}},
+        "virtual_address": optional,
+        "existing": {"type": "bool", "default": False},
         "kubernetes_version": needed,
         "pod_cidr": needed,
         "service_cidr": needed,
     }
-    tenant = {"name": needed, "kubernetes_version": text, "pod_cidr": text, "service_cidr": text}
+    tenant = {"name": needed, "kubernetes_version": text, "pod_cidr": text, "service_cidr": text, "address": optional}
     worker = {
         "name": needed,
         "tenant": optional,
         "kubernetes_version": optional,
-        "cards": {"type": "list", "elements": "dict", "default": []},
+        "address": optional,
+        "cards": cards,
+        "gpu_backend": {"type": "str", "default": "none"},
+        "nvidia_cards": cards,
     }
     lab = {
         "name": needed,
@@ -326,6 +415,8 @@ def main() -> None:
             "management": {"type": "dict", "required": True, "options": management},
             "tenants": {"type": "list", "elements": "dict", "required": True, "options": tenant},
             "workers": {"type": "list", "elements": "dict", "required": True, "options": worker},
+            "load_balancer_addresses": {"type": "list", "elements": "str", "default": []},
+            "versions": {"type": "dict", "default": {}},
             "lab": {"type": "dict", "options": lab},
         },
         supports_check_mode=True,

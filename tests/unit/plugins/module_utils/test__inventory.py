@@ -8,12 +8,18 @@ import pytest
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._inventory import (
     GIB,
+    TENANT_ADDRESS,
+    Address,
     Cluster,
     Range,
     Worker,
+    check_addresses,
+    check_control_planes,
+    check_declared_cards,
     check_engine,
     check_host_routes,
     check_lab_versions,
+    check_matrix,
     check_memory,
     check_names,
     check_ranges,
@@ -258,3 +264,200 @@ def test_a_labs_hosts_have_one_kubelet():
     assert check_lab_versions("1.36.3", False, [], workers) == [
         "a-worker-1: node_kubernetes_version is 1.35.1, and the lab's hosts have 1.36.3; take it out."
     ]
+
+
+MATRIX = {"containerd": "2.3.7", "hami": "2.10.0", "nvidia_driver_branch": "580", "nvidia_container_toolkit": "1.20.2"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "kubernetes", "findings"),
+    [
+        pytest.param({}, ["1.36.3"], [], id="good"),
+        pytest.param({"containerd": "2.2.0"}, ["1.36.3", "1.35.1", "1.33.0"], [], id="a-newer-line"),
+        pytest.param({"containerd": "1.7.28"}, ["1.35.1"], [], id="old-line-new-enough"),
+        pytest.param(
+            {"containerd": "2.1.5"},
+            ["1.36.3", "1.35.1"],
+            [
+                "tenantry_versions: containerd 2.1.5 does not go with Kubernetes 1.36; give 2.2.0, or a newer one of "
+                "that line or after it."
+            ],
+            id="containerd",
+        ),
+        pytest.param(
+            {"containerd": "2.1.4"},
+            ["1.35.1"],
+            [
+                "tenantry_versions: containerd 2.1.4 does not go with Kubernetes 1.35; give 1.7.28 or 2.1.5, or a "
+                "newer one of that line or after it."
+            ],
+            id="containerd-patch",
+        ),
+        pytest.param(
+            {"containerd": "2.0.9"},
+            ["1.35.1"],
+            [
+                "tenantry_versions: containerd 2.0.9 does not go with Kubernetes 1.35; give 1.7.28 or 2.1.5, or a "
+                "newer one of that line or after it."
+            ],
+            id="containerd-line",
+        ),
+        pytest.param(
+            {"nvidia_driver_branch": "418"},
+            ["1.36.3"],
+            [
+                "tenantry_versions: nvidia_driver_branch 418 does not go with HAMi 2.10.0; give a branch from 440 on, "
+                "such as 580."
+            ],
+            id="driver",
+        ),
+        pytest.param(
+            {"nvidia_container_toolkit": "1.17.8"},
+            ["1.36.3"],
+            [
+                "tenantry_versions: nvidia_container_toolkit 1.17.8 does not keep the list of cards up to date; "
+                "give 1.18.0 or newer."
+            ],
+            id="toolkit",
+        ),
+    ],
+)
+def test_the_matrix_s_own_contradictions(versions, kubernetes, findings):
+    assert check_matrix({**MATRIX, **versions}, kubernetes) == findings
+
+
+HOSTS = ["m-0", "m-1", "m-2"]
+ADDRESSES = {"m-0": "192.0.2.11", "m-1": "192.0.2.12", "m-2": "192.0.2.13"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "addresses", "virtual_address", "findings"),
+    [
+        pytest.param(HOSTS, ADDRESSES, "192.0.2.10", [], id="three"),
+        pytest.param(HOSTS[:1], ADDRESSES, "", [], id="one"),
+        pytest.param([], {}, "", [], id="none"),
+        pytest.param(
+            HOSTS[:2],
+            ADDRESSES,
+            "192.0.2.10",
+            [
+                "inventory: the group management has 2 hosts; give it one or three, because etcd with two members "
+                "stops when either is lost."
+            ],
+            id="two",
+        ),
+        pytest.param(
+            HOSTS,
+            {**ADDRESSES, "m-1": ""},
+            "192.0.2.10",
+            ["m-1: management_cluster_address is not set; give the address under which its API server is reached."],
+            id="no-address",
+        ),
+        pytest.param(
+            HOSTS,
+            ADDRESSES,
+            "",
+            [
+                "inventory: management_cluster_virtual_address is not set, and several control planes need an address "
+                "that survives each of them; give a free address of their network."
+            ],
+            id="no-virtual-address",
+        ),
+    ],
+)
+def test_control_planes(hosts, addresses, virtual_address, findings):
+    assert check_control_planes(hosts, addresses, virtual_address) == findings
+
+
+POOL = ["192.0.2.100-192.0.2.120"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "pool", "findings"),
+    [
+        pytest.param([("w", "ansible_host", "192.0.2.21"), ("t", TENANT_ADDRESS, "192.0.2.100")], POOL, [], id="good"),
+        pytest.param(
+            [("w", "ansible_host", "192.0.2.21"), ("v", "ansible_host", "192.0.2.21")],
+            POOL,
+            ["v: ansible_host 192.0.2.21 is also w's; give each its own address."],
+            id="twice",
+        ),
+        pytest.param(
+            [("w", "ansible_host", "192.0.2.256")],
+            POOL,
+            ["w: ansible_host 192.0.2.256 is no IPv4 address; give one like 192.0.2.11."],
+            id="no-address",
+        ),
+        pytest.param(
+            [("w", "ansible_host", "10.32.0.9")],
+            POOL,
+            [
+                "w: ansible_host 10.32.0.9 lies in tenant-a's pod CIDR 10.32.0.0/16; "
+                "give tenant_control_plane_pod_cidr another range."
+            ],
+            id="among-pods",
+        ),
+        pytest.param(
+            [("m", "management_cluster_address", "192.0.2.101")],
+            POOL,
+            [
+                "m: management_cluster_address 192.0.2.101 lies in load_balancer_addresses, which tenants get; "
+                "give the pool a range without it."
+            ],
+            id="host-in-the-pool",
+        ),
+        pytest.param(
+            [("t", TENANT_ADDRESS, "192.0.2.99")],
+            POOL,
+            ["t: tenant_control_plane_address 192.0.2.99 is not in load_balancer_addresses; give one of those."],
+            id="tenant-outside-the-pool",
+        ),
+        pytest.param(
+            [],
+            ["192.0.2.120-192.0.2.100"],
+            [
+                "load_balancer_addresses: 192.0.2.120-192.0.2.100 is no range; give a CIDR, or two addresses with a "
+                "dash between."
+            ],
+            id="backwards",
+        ),
+        pytest.param(
+            [],
+            ["10.32.8.0/24"],
+            ["load_balancer_addresses: 10.32.8.0/24 overlaps tenant-a's pod CIDR 10.32.0.0/16; give another range."],
+            id="pool-among-pods",
+        ),
+    ],
+)
+def test_addresses(addresses, pool, findings):
+    assert check_addresses([Address(*each) for each in addresses], pool, [pods("tenant-a", "10.32.0.0/16")]) == findings
+
+
+CARDS = 'give a list like [{model: "NVIDIA H100 80GB HBM3", count: 8}]'
+
+
+@pytest.mark.parametrize(
+    ("gpu_backend", "cards", "findings"),
+    [
+        pytest.param("nvidia", [{"model": "NVIDIA L4", "count": 4}], [], id="good"),
+        pytest.param("simulator", [], [], id="simulated"),
+        pytest.param(
+            "nvidia",
+            [],
+            [f"w: gpu_backend is nvidia and nvidia_cards is not set; {CARDS}, or set gpu_backend: none."],
+            id="not-declared",
+        ),
+        pytest.param(
+            "nvidia",
+            [{"model": "NVIDIA L4", "count": "four"}],
+            [f"w: nvidia_cards has {{'model': 'NVIDIA L4', 'count': 'four'}}, which is no model and count; {CARDS}."],
+            id="no-count",
+        ),
+    ],
+)
+def test_declared_cards(gpu_backend, cards, findings):
+    assert check_declared_cards("w", gpu_backend, cards) == findings
+
+
+def test_an_existing_management_cluster_needs_no_hosts():
+    assert check_names("", {**GOOD, "management": []}, existing=True) == []

@@ -23,15 +23,36 @@ def parameters(**changes):
         "kubernetes_version": "1.36.3",
         "pod_cidr": "10.244.0.0/16",
         "service_cidr": "10.96.0.0/16",
+        "addresses": {"management-0": "192.0.2.11"},
+        "node_versions": {},
+        "virtual_address": "",
+        "existing": False,
     }
     tenant = {
         "name": "tenant-a",
         "kubernetes_version": None,
         "pod_cidr": "10.32.0.0/16",
         "service_cidr": "10.112.0.0/16",
+        "address": "",
     }
-    worker = {"name": "a-worker-0", "tenant": "tenant-a", "kubernetes_version": "", "cards": []}
-    return {"management": management, "tenants": [tenant], "workers": [worker], "lab": None, **changes}
+    worker = {
+        "name": "a-worker-0",
+        "tenant": "tenant-a",
+        "kubernetes_version": "",
+        "address": "192.0.2.21",
+        "cards": [],
+        "gpu_backend": "nvidia",
+        "nvidia_cards": [{"model": "NVIDIA L4", "count": 1}],
+    }
+    return {
+        "management": management,
+        "tenants": [tenant],
+        "workers": [worker],
+        "load_balancer_addresses": ["192.0.2.100-192.0.2.120"],
+        "versions": {"containerd": "2.3.7"},
+        "lab": None,
+        **changes,
+    }
 
 
 def test_a_good_inventory_has_no_finding():
@@ -45,9 +66,25 @@ def test_every_finding_comes_at_once():
         "kubernetes_version": "1.40.0",
         "pod_cidr": "10.96.0.0/16",
         "service_cidr": None,
+        "address": "192.0.2.21",
     }
     findings = check_inventory(parameters(tenants=[tenant]))
-    assert [finding.split(":")[0] for finding in findings] == ["Tenant_b", "management", "Tenant_b", "a-worker-0"]
+    assert [finding.split(":")[0] for finding in findings] == [
+        "Tenant_b",
+        "management",
+        "Tenant_b",
+        "Tenant_b",
+        "Tenant_b",
+        "a-worker-0",
+    ]
+
+
+def test_a_management_host_s_kubelet_is_not_newer_than_its_api_server():
+    given = parameters()
+    given["management"] |= {"kubernetes_version": "1.35.1", "node_versions": {"management-0": "1.36.3"}}
+    assert check_inventory(given) == [
+        "management-0: kubelet 1.36.3 does not go with management's Kubernetes 1.35; give it 1.32 to 1.35."
+    ]
 
 
 @pytest.mark.parametrize(
