@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+import tomllib
 from ansible.errors import AnsibleFilterError
+
 from ansible_collections.tenantry.gpu.plugins.module_utils._nvidia import (
     DriverError,
     Host,
