@@ -55,6 +55,11 @@ family:
   returned: always
   type: str
   sample: debian
+machine:
+  description: The processor's architecture.
+  returned: always
+  type: str
+  sample: x86_64
 kernel:
   description: Release of the running kernel.
   returned: always
@@ -159,8 +164,8 @@ Run = Callable[[list[str]], tuple[int, str]]
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 DKMS_KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
 SOURCE_FOLDERS = ("etc/apt/sources.list.d", "etc/yum.repos.d")
-SOURCE = re.compile(r"nvidia\.github\.io|developer\.download\.nvidia\.com|^\[?tenantry-nvidia", re.MULTILINE)
-PACKAGE = re.compile(r"nvidia|cuda-drivers|^linux-(image|headers|modules|generic|aws|azure|gcp|nvidia)|^kernel-devel")
+SOURCE = re.compile(r"nvidia\.github\.io|developer\.download\.nvidia\.com")
+PACKAGE = re.compile(r"nvidia|cuda-drivers|^linux-|^kernel-devel")
 DISPLAY, BRIDGE = "0x03", "0x0680"
 NVIDIA = "0x10de"
 ERROR = re.compile(r"\berror\b|\*\*\*", re.IGNORECASE)
@@ -292,11 +297,12 @@ def cards(run: Run) -> list[dict[str, str]]:
     return [dict(zip(fields, line)) for line in lines if len(line) == len(fields)]
 
 
-def look(root: Path, kernel: str, run: Run) -> dict[str, Any]:
+def look(root: Path, machine: str, kernel: str, run: Run) -> dict[str, Any]:
     """Everything that the module returns."""
     release = os_release(root)
     return {
         **release,
+        "machine": machine,
         **pci(root),
         **secure_boot(root, run),
         **kernel_module(root, kernel, run),
@@ -318,7 +324,7 @@ def main() -> None:
         code, answer, _stderr = module.run_command(argv)
         return code, answer
 
-    module.exit_json(changed=False, **look(Path("/"), platform.release(), run))
+    module.exit_json(changed=False, **look(Path("/"), platform.machine(), platform.release(), run))
 
 
 if __name__ == "__main__":
