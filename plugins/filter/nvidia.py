@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -145,6 +145,19 @@ def nvidia_runtime_problem(dump: str, containerd_version: str, default: bool = F
     return ""
 
 
+def nvidia_slots(
+    workers: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]], tenant: str, slots_per_card: int = 10
+) -> dict[str, int]:
+    """The tenant's nodes with real cards, and how many slots each shall offer; 0 where the inventory does not tell."""
+    own = (hostvars[worker] for worker in workers if hostvars[worker].get("tenant_worker_tenant") == tenant)
+    return {
+        host.get("tenant_worker_node_name", host["inventory_hostname"]): int(slots_per_card)
+        * sum(int(card["count"]) for card in host.get("nvidia_cards", ()))
+        for host in own
+        if host.get("gpu_backend") == "nvidia"
+    }
+
+
 class FilterModule:
     """The collection's filters on NVIDIA's driver and runtime."""
 
@@ -154,4 +167,5 @@ class FilterModule:
             "nvidia_driver_plan": nvidia_driver_plan,
             "nvidia_runtime_drop_in": nvidia_runtime_drop_in,
             "nvidia_runtime_problem": nvidia_runtime_problem,
+            "nvidia_slots": nvidia_slots,
         }

@@ -182,7 +182,7 @@ def make_plan(host: Host, wanted: Wanted) -> Plan:
             f"nvidia_driver_version {wanted.version} is not of branch {wanted.branch}; "
             f"set nvidia_driver_branch to {branch_of(wanted.version)}, or take a version of {wanted.branch}."
         )
-    fabric_manager = host.nvswitches > 0 if wanted.fabric_manager == AUTO else wanted.fabric_manager == "true"
+    fabric_manager = host.nvswitches > 0 if wanted.fabric_manager == AUTO else wanted.fabric_manager.lower() == "true"
     if wanted.source == PREINSTALLED:
         _check_preinstalled(host, wanted)
         return Plan("", "", fabric_manager=fabric_manager)
