@@ -25,6 +25,7 @@ attributes:
   idempotent:
     support: full
     description: The module only reads.
+options: {}
 notes:
   - Runs on Debian's and Red Hat's family with Python 3.9 or newer; what cannot be read is empty.
 """
