@@ -31,9 +31,10 @@ Table = dict[str, Any]
 
 
 def _host(found: Mapping[str, Any]) -> Host:
-    known = {field.name for field in fields(Host)} - {"packages", "device_ids"}
+    known = {field.name for field in fields(Host)} - {"packages", "device_ids", "module_kernels"}
     return Host(
         device_ids=tuple(found["device_ids"]),
+        module_kernels=tuple(found["module_kernels"]),
         packages={name: Package(**package) for name, package in found["packages"].items()},
         **{key: value for key, value in found.items() if key in known},
     )

@@ -88,6 +88,8 @@ class Host:
     dkms_key_enrolled: bool = False
     module_loaded: str = ""
     module_installed: str = ""
+    module_kernels: tuple[str, ...] = ()
+    library_installed: str = ""
     module_stream: str = ""
     packages: Mapping[str, Package] = field(default_factory=dict)
 
@@ -216,10 +218,10 @@ def make_plan(host: Host, wanted: Wanted) -> Plan:
 
 
 def _check_preinstalled(host: Host, wanted: Wanted) -> None:
-    found = host.module_installed or host.module_loaded
-    if not found:
+    found = host.library_installed or host.module_installed
+    if not found or not host.module_kernels:
         raise DriverError(
-            f"no NVIDIA driver is installed for its kernel {host.kernel}; install one, "
+            f"no NVIDIA driver is installed, or none for its kernel {host.kernel}; install one, "
             "or set nvidia_driver_source to ubuntu or repository."
         )
     if wanted.version and found != wanted.version:

@@ -102,6 +102,17 @@ module_installed:
   returned: always
   type: str
   sample: 580.95.05
+module_kernels:
+  description: Releases of the kernels that have the module nvidia, the running one or others.
+  returned: always
+  type: list
+  elements: str
+  sample: [6.8.0-87-generic]
+library_installed:
+  description: Version of the driver's library, to which programs link.
+  returned: always
+  type: str
+  sample: 580.95.05
 module_stream:
   description: Stream of the dnf module nvidia-driver that is enabled.
   returned: always
@@ -153,6 +164,7 @@ cards:
       type: str
 """
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -164,6 +176,7 @@ Run = Callable[[list[str]], tuple[int, str]]
 
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 DKMS_KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
+LIBRARIES = ("usr/lib/*-linux-gnu/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1")
 SOURCE_FOLDERS = ("etc/apt/sources.list.d", "etc/yum.repos.d")
 SOURCE = re.compile(r"nvidia\.github\.io|developer\.download\.nvidia\.com")
 PACKAGE = re.compile(r"nvidia|cuda-drivers|^linux-|^kernel-devel")
@@ -222,8 +235,23 @@ def kernel_module(root: Path, kernel: str, run: Run) -> dict[str, Any]:
         "nouveau_loaded": (root / "sys/module/nouveau").exists(),
         "module_loaded": read(root / "sys/module/nvidia/version"),
         "module_installed": answer.strip() if code == 0 else "",
+        "module_kernels": module_kernels(root),
+        "library_installed": library(root),
         "failed_build": failed_build(root),
     }
+
+
+def module_kernels(root: Path) -> list[str]:
+    """The kernels that have the module nvidia, whether they run or not."""
+    indexes = sorted((root / "lib/modules").glob("*/modules.dep"))
+    return [index.parent.name for index in indexes if re.search(r"/nvidia\.ko(\.\w+)?:", read(index))]
+
+
+def library(root: Path) -> str:
+    """The version of the driver's library, which the name of its file ends with."""
+    links = [link for pattern in LIBRARIES for link in sorted(root.glob(pattern))]
+    versions = (re.search(r"\.so\.(\d+\.[\d.]+)$", os.path.realpath(link)) for link in links)
+    return next((version.group(1) for version in versions if version), "")
 
 
 def failed_build(root: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ def run(control_plane: ControlPlane, folder: Path, tasks_from: str, confirm: boo
         "nvidia_driver_kubeconfig": str(control_plane.kubeconfig),
         "nvidia_driver_node_name": NODE,
         "nvidia_driver_drain_confirm": confirm,
-        "__nvidia_driver_found": {"module_loaded": "580.82.07", "module_installed": "580.82.07"},
+        "__nvidia_driver_found": {"module_loaded": "580.82.07", "library_installed": "580.82.07"},
     }
     role = {"ansible.builtin.include_role": {"name": "tenantry.gpu.nvidia_driver", "tasks_from": tasks_from}}
     return run_play(folder, {"tasks": [role]}, variables)

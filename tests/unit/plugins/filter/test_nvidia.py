@@ -140,6 +140,8 @@ FOUND: dict[str, Any] = {
     "nouveau_loaded": False,
     "module_loaded": "",
     "module_installed": "",
+    "module_kernels": [],
+    "library_installed": "",
     "module_stream": "",
     "failed_build": {"log": "", "error": ""},
     "packages": {"nvidia-utils-580-server": {"version": "580.95.05-0ubuntu1", "finished": True, "held": False}},

@@ -266,9 +266,13 @@ def test_packages_follow_distribution_and_cards(
             "nvidia_driver_version 575.57.08 is not of branch 580; set nvidia_driver_branch to 575",
         ),
         (replace(UBUNTU, kernel="6.8.12"), FROM_UBUNTU, "the running kernel 6.8.12 is none of Ubuntu's"),
-        (UBUNTU, Wanted("preinstalled", "580"), "no NVIDIA driver is installed for its kernel 6.8.0-87-generic"),
         (
-            replace(UBUNTU, module_installed="575.57.08"),
+            UBUNTU,
+            Wanted("preinstalled", "580"),
+            "no NVIDIA driver is installed, or none for its kernel 6.8.0-87-generic",
+        ),
+        (
+            replace(UBUNTU, library_installed="575.57.08", module_kernels=("6.8.0-87-generic",)),
             Wanted("preinstalled", "580", version="580.95.05"),
             "driver 575.57.08 is installed, the inventory wants 580.95.05",
         ),

@@ -64,8 +64,12 @@ def test_a_host_is_read_at_once(tmp_path: Path) -> None:
             "etc/apt/sources.list.d/nvidia-docker.list": "deb https://nvidia.github.io/nvidia-docker/ubuntu22.04 /",
             "etc/apt/sources.list.d/ubuntu.sources": "URIs: http://archive.ubuntu.com/ubuntu",
             f"lib/modules/{KERNEL}/build/Makefile": "",
+            f"lib/modules/{KERNEL}/modules.dep": "updates/dkms/nvidia-uvm.ko.zst: updates/dkms/nvidia.ko.zst\n",
+            "lib/modules/6.8.0-90-generic/modules.dep": "kernel/nvidia-580srv-open/nvidia.ko:\n",
+            "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05": "",
         },
     )
+    (root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.95.05")
     found = module.look(root, "x86_64", KERNEL, run)
     assert found == {
         "distribution": "ubuntu",
@@ -81,6 +85,8 @@ def test_a_host_is_read_at_once(tmp_path: Path) -> None:
         "nouveau_loaded": False,
         "module_loaded": "580.82.07",
         "module_installed": "580.95.05",
+        "module_kernels": ["6.8.0-90-generic"],
+        "library_installed": "580.95.05",
         "module_stream": "",
         "failed_build": {"log": "", "error": ""},
         "packages": {
