@@ -266,7 +266,7 @@ def test_an_upgrade_names_the_host_that_failed_and_finishes_the_others() -> None
     for name in ("gpu-0", "gpu-1"):
         assert host(name).check_output("modinfo -F version nvidia") == NEW
         assert host(name).file("/sys/module/nvidia/version").content_string.strip() == OLD
-        assert f"the NVIDIA driver {NEW} is installed and {OLD} is loaded" in output
+        assert f"{name} must be started again. The NVIDIA driver {NEW} is installed and {OLD} is loaded." in output
 
 
 def test_the_next_run_goes_on_where_the_build_failed() -> None:
