@@ -266,25 +266,23 @@ def test_an_upgrade_names_the_host_that_failed_and_finishes_the_others() -> None
     for name in ("gpu-0", "gpu-1"):
         assert host(name).check_output("modinfo -F version nvidia") == NEW
         assert host(name).file("/sys/module/nvidia/version").content_string.strip() == OLD
-        assert f"{name} must be started again. The NVIDIA driver {NEW} is installed and {OLD} is loaded." in output
+        reason = f"{name} must be started again. The NVIDIA driver {NEW} is installed and {OLD} is loaded."
+        assert reason in " ".join(output.split())
 
 
 def test_the_next_run_goes_on_where_the_build_failed() -> None:
     host("gpu-2").check_output("rm /etc/compiler-is-broken")
-    host("gpu-0").check_output("reboot")
+    for name in ("gpu-0", "gpu-1"):
+        host(name).check_output("reboot")
     status, output = stage("-e", f"nvidia_driver_version={NEW}")
     assert status == 0, output
     assert host("gpu-2").check_output("modinfo -F version nvidia") == NEW
     assert recap(output)["gpu-2"]["changed"] > 0
-    assert "Fabric Manager" not in output.splitlines()[-1]
     assert host("gpu-0").package("nvidia-fabricmanager-580").version.startswith(f"{NEW}-")
 
 
 def test_when_all_have_started_again_nothing_changes() -> None:
-    for name in ("gpu-1", "gpu-2"):
-        host(name).check_output("reboot")
-    # The first run after a start describes the cards, as the unit does on a real host.
-    assert stage("-e", f"nvidia_driver_version={NEW}")[0] == 0
+    host("gpu-2").check_output("reboot")
     status, output = stage("-e", f"nvidia_driver_version={NEW}")
     assert status == 0, output
     assert {name: counts["changed"] for name, counts in recap(output).items()} == dict.fromkeys(HOSTS, 0)
