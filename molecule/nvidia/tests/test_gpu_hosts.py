@@ -66,6 +66,12 @@ def config(on: Host) -> tuple[int, dict[str, Any]]:
     return dump["version"], dump["plugins"][PLUGINS[dump["version"]]]
 
 
+def mig(on: Host) -> set[str]:
+    """The MIG modes of a host's cards."""
+    query = "nvidia-smi --query-gpu=uuid,name,mig.mode.current,mig.mode.pending --format=csv,noheader"
+    return {line.split(", ")[2] for line in on.check_output(query).splitlines()}
+
+
 # -- as the roles leave the hosts ----------------------------------------------------------------------------------
 
 
@@ -274,11 +280,12 @@ def test_the_next_run_goes_on_where_the_build_failed() -> None:
     host("gpu-2").check_output("rm /etc/compiler-is-broken")
     for name in ("gpu-0", "gpu-1"):
         host(name).check_output("reboot")
-    status, output = stage("-e", f"nvidia_driver_version={NEW}")
+    status, output = stage("-e", f"nvidia_driver_version={NEW}", "-e", "nvidia_driver_mig=enabled")
     assert status == 0, output
     assert host("gpu-2").check_output("modinfo -F version nvidia") == NEW
     assert recap(output)["gpu-2"]["changed"] > 0
     assert host("gpu-0").package("nvidia-fabricmanager-580").version.startswith(f"{NEW}-")
+    assert mig(host("gpu-0")) == {"Enabled"}
 
 
 def test_when_all_have_started_again_nothing_changes() -> None:
@@ -289,3 +296,5 @@ def test_when_all_have_started_again_nothing_changes() -> None:
     for name in HOSTS:
         installed = host(name).check_output("dpkg-query -W -f '${Version} ${db:Status-Abbrev}\n' '*nvidia*'")
         assert {line.split()[1] for line in installed.splitlines() if NEW in line} == {"hi"}
+    # Only gpu-2 says what MIG shall be.
+    assert [mig(host(name)) for name in HOSTS] == [{"Enabled"}, {"Enabled"}, {"Disabled"}]
