@@ -149,13 +149,17 @@ def nvidia_runtime_problem(dump: str, containerd_version: str, default: bool = F
 def nvidia_slots(
     workers: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]], tenant: str, slots_per_card: int = 10
 ) -> dict[str, int]:
-    """The tenant's nodes with real cards, and how many slots each shall offer; 0 where the inventory does not tell."""
+    """The tenant's nodes with real cards, and how many slots each shall offer; 0 where the inventory does not tell.
+
+    A worker's cards are real where its gpu_backend, or else the tenant's, is nvidia.
+    """
     own = (hostvars[worker] for worker in workers if hostvars[worker].get("tenant_worker_tenant") == tenant)
+    usual = hostvars[tenant].get("gpu_backend")
     return {
         host.get("tenant_worker_node_name", host["inventory_hostname"]): int(slots_per_card)
         * sum(int(card["count"]) for card in host.get("nvidia_cards", ()))
         for host in own
-        if host.get("gpu_backend") == "nvidia"
+        if host.get("gpu_backend", usual) == "nvidia"
     }
 
 

@@ -173,6 +173,8 @@ def test_slots_of_real_cards_by_node() -> None:
         worker("w2", "a", "none", nvidia_cards=cards),
         worker("w3", "b", "nvidia", nvidia_cards=cards),
     ]
-    hostvars = {host["inventory_hostname"]: host for host in hosts}
-    assert nvidia_slots(list(hostvars), hostvars, "a") == {"node-0": 90, "w1": 0}
-    assert nvidia_slots(list(hostvars), hostvars, "b", 4) == {"w3": 36}
+    hostvars: dict[str, dict[str, Any]] = {host["inventory_hostname"]: host for host in hosts}
+    del hostvars["w3"]["gpu_backend"]
+    hostvars |= {"a": {}, "b": {"gpu_backend": "nvidia"}}
+    assert nvidia_slots(("w0", "w1", "w2", "w3"), hostvars, "a") == {"node-0": 90, "w1": 0}
+    assert nvidia_slots(("w0", "w1", "w2", "w3"), hostvars, "b", 4) == {"w3": 36}
