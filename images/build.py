@@ -47,7 +47,8 @@ class StandIn:
 
     @classmethod
     def load(cls, cache: Path, matrix: Mapping[str, str], progress: Progress) -> StandIn:
-        components = load_components(IMAGES / "components", matrix)
+        every = load_components(IMAGES / "components", matrix)
+        components = {name: component for name, component in every.items() if not component.on_request}
         images = load_images(IMAGES, matrix)
         check_binaries(images, components)
         store = Store(cache / "images")

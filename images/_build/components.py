@@ -14,7 +14,6 @@ from .manifest import Component
 from .progress import BuildError, Progress
 
 NEEDED_GB = 25
-GO_ENVIRONMENT = {"CGO_ENABLED": "0"}
 
 
 def go_version() -> str:
@@ -66,7 +65,8 @@ def _build(target: Path, component: Component, progress: Progress) -> None:
         made = work / "bin"
         made.mkdir(parents=True)
         argv = ["go", "build", "-trimpath", "-mod=readonly", "-tags", component.tags, "-ldflags", component.ldflags]
-        progress.run(f"component-{component.name}", [*argv, "-o", f"{made}/", "tool"], component.folder, GO_ENVIRONMENT)
+        environment = {"CGO_ENABLED": str(int(component.cgo))}
+        progress.run(f"component-{component.name}", [*argv, "-o", f"{made}/", "tool"], component.folder, environment)
         for built, name in component.programs.items():
             if not (made / built).exists():
                 raise BuildError(f"component {component.name}: go built no program {built}.")

@@ -60,11 +60,13 @@ class Component:
     charts: tuple[str, ...]  # folders of the module to keep: Helm charts
     module: str
     seconds: int
+    cgo: bool = False
+    on_request: bool = False  # no part of the lab
 
     def key(self, go: str) -> str:
         """Changes with everything that can change the programs. `go`: compiler version and target."""
         sources = {name: file_digest(self.folder / name) for name in ("go.mod", "go.sum")}
-        build = [dict(self.programs), self.ldflags, self.tags, self.charts]
+        build = [dict(self.programs), self.ldflags, self.tags, self.charts, *(["cgo"] if self.cgo else [])]
         return digest([self.name, go, sources, build])
 
 
@@ -86,7 +88,7 @@ def parse_go_mod(text: str) -> tuple[list[str], dict[str, str]]:
 def load_component(folder: Path, matrix: Mapping[str, str]) -> Component:
     where = f"images/components/{folder.name}/component.yml"
     data = _mapping(yaml.safe_load((folder / "component.yml").read_text(encoding="utf-8")), where)
-    _known(data, {"module"}, {"matrix", "tags", "ldflags", "rename", "charts", "seconds"}, where)
+    _known(data, {"module"}, {"matrix", "tags", "ldflags", "rename", "charts", "seconds", "cgo", "on_request"}, where)
     tools, versions = parse_go_mod((folder / "go.mod").read_text(encoding="utf-8"))
     module = data["module"]
     if module not in versions:
@@ -108,6 +110,8 @@ def load_component(folder: Path, matrix: Mapping[str, str]) -> Component:
         charts=tuple(data.get("charts", [])),
         module=module,
         seconds=data.get("seconds", 30),
+        cgo=data.get("cgo", False),
+        on_request=data.get("on_request", False),
     )
 
 

@@ -19,6 +19,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     order_of,
     scheduling_evidence,
     tunnel_evidence,
+    unrequested_evidence,
 )
 from ansible_collections.tenantry.gpu.plugins.module_utils._evidence import FAILED, SKIPPED
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
@@ -89,6 +90,8 @@ def verification_evidence(
             capacity_evidence(tenant, declared, devices),
             *scheduling_evidence(tenant, cases_of(devices.get("nodes") or []), scheduling),
         ]
+    looked = {tenant: hostvars[tenant].get("__verification_unrequested") for tenant in tenants}
+    records += [unrequested_evidence(tenant, answer) for tenant, answer in looked.items() if answer]
     return [record.to_dict() for record in records]
 
 

@@ -18,6 +18,9 @@ Object = dict[str, Any]
 
 TUNNEL, SHARE, CORES, MEMORY = "tunnel-admission", "share-three", "core-exhausted", "memory-refused"
 ISOLATION, LIFECYCLE, CAPACITY = "api-isolation", "allocation-lifecycle", "capacity"
+# Only where the cards are real.
+UNREQUESTED = "no-card-unrequested"
+UNREQUESTED_END = "tenantry.gpu: end of devices"
 
 SHARES = 3
 SHARE_CORES = 30
@@ -29,6 +32,7 @@ _CLAIMS = {
     MEMORY: "A pod that asks for more memory than any card has is refused for that reason.",
     CAPACITY: "The tenant's cards are registered with all their memory, compute and slots.",
     ISOLATION: "Every tenant's API answers its own tenant and refuses all others.",
+    UNREQUESTED: "A pod that asks for no card sees none, also where its environment says all.",
     LIFECYCLE: "An allocation is completed, the lock released, and the card free again once its pods are gone.",
 }
 
@@ -165,6 +169,20 @@ def isolation_evidence(result: Mapping[str, Any]) -> Evidence:
     verdict = PASSED if result["isolated"] else FAILED
     reason = " ".join(result["violations"])
     return _evidence(ISOLATION, "", verdict, expected, observed, reason, {"answers": result["answers"]})
+
+
+def unrequested_evidence(tenant: str, result: Mapping[str, Any]) -> Evidence:
+    """What the log of a pod proves that asked for no card and listed the NVIDIA devices that it saw."""
+    expected = "no /dev/nvidia*"
+    lines = str(result.get("log") or "").split("\n")
+    if UNREQUESTED_END not in lines:
+        return _missing(UNREQUESTED, tenant, expected, result)
+    devices = lines[: lines.index(UNREQUESTED_END)]
+    reason = "see accept-nvidia-visible-devices-envvar-when-unprivileged on its worker" if devices else ""
+    verdict = FAILED if devices else PASSED
+    return _evidence(
+        UNREQUESTED, tenant, verdict, expected, ", ".join(devices) or expected, reason, {"devices": devices}
+    )
 
 
 def _statuses(statuses: Sequence[int]) -> str:

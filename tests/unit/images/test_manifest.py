@@ -70,6 +70,8 @@ def test_a_component_knows_its_programs_and_version(folder: Path) -> None:
         pytest.param("go.mod", GO_MOD.replace("v3.2.0", "v3.2.1"), False, id="version"),
         pytest.param("component.yml", COMPONENT.replace("-X v=", "-X w="), False, id="flags"),
         pytest.param("component.yml", COMPONENT[:-1] + ", seconds: 9}", True, id="expected seconds"),
+        pytest.param("component.yml", COMPONENT[:-1] + ", on_request: true}", True, id="on request"),
+        pytest.param("component.yml", COMPONENT[:-1] + ", cgo: true}", False, id="C compiler"),
     ],
 )
 def test_a_component_is_built_again_for_what_can_change_it(folder: Path, file: str, content: str, same: bool) -> None:

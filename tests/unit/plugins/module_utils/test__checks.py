@@ -15,6 +15,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     order_of,
     scheduling_evidence,
     tunnel_evidence,
+    unrequested_evidence,
 )
 
 Object = dict[str, Any]
@@ -189,3 +190,22 @@ def test_the_order_has_the_eight_checks_of_the_lab() -> None:
         "api-isolation",
         "allocation-lifecycle",
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "observed"),
+    [
+        ({"log": "tenantry.gpu: end of devices\n"}, "passed", "no /dev/nvidia*"),
+        (
+            {"log": "/dev/nvidia0\n/dev/nvidiactl\ntenantry.gpu: end of devices"},
+            "failed",
+            "/dev/nvidia0, /dev/nvidiactl",
+        ),
+        ({"log": "/dev/nvidia0\n"}, "failed", "nothing"),
+        ({"msg": "pods no-card not found"}, "failed", "nothing"),
+    ],
+)
+def test_a_pod_without_a_request(answer: Object, verdict: str, observed: str) -> None:
+    evidence = unrequested_evidence("tenant-a", answer)
+    assert (evidence.verdict, evidence.observed) == (verdict, observed)
+    assert str(answer.get("msg", "")) in evidence.reason
