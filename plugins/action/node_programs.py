@@ -39,7 +39,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         absent = [name for name in programs if name not in sums]
         if absent:
             raise ArtifactsError(
-                f"{folder} holds no {', '.join(sorted(absent))}; fetch it with playbooks/artifacts.yml for this version."
+                f"{folder} holds no {', '.join(sorted(absent))}; fetch it with playbooks/artifacts.yml."
             )
         arguments = {**self._task.args, "checksums": {name: sums[name] for name in programs}}
         answer = self._module(arguments, task_vars)

@@ -65,6 +65,7 @@ kept:
 """
 
 import os
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -139,7 +140,7 @@ def main() -> None:
     except FilesError as error:
         module.fail_json(msg=str(error))
     for path in result["kept"]:
-        module.warn(f"What somebody else wrote is kept as {path}.")
+        module.warn(f"{socket.gethostname()}: what somebody else wrote is kept as {path}.")
     module.exit_json(**result)
 
 

@@ -158,7 +158,7 @@ class Kernel:
                 self.reboot = f"The running kernel {os.uname().release} has no modules any more, {name} is missing."
             elif status:
                 raise KernelError(
-                    f"The kernel module {name} cannot be loaded ({text}); install the package with this kernel's modules."
+                    f"The kernel module {name} cannot be loaded ({text}); install the package of this kernel's modules."
                 )
         self.persist(MODULES_FILE, HEADER + "".join(f"{name}\n" for name in modules))
 

@@ -71,7 +71,8 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -97,13 +98,13 @@ def sha256(path: Path) -> str:
 class Host:
     """What is installed under a root folder, and what it was installed from."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), label: Callable[[str], object] = str) -> None:
+        """``label`` gives a new file the context that SELinux wants, where the host has it."""
         self.root = root
+        self.label = label
         self.state: dict[str, dict[str, Any]] = {}
-        try:
+        with suppress(OSError, ValueError):  # where nothing is known everything is installed again
             self.state = json.loads((root / STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            pass  # nothing is known, so everything is installed again
 
     def fingerprint(self, path: str) -> list[int]:
         """What changes when somebody replaces a file."""
@@ -125,7 +126,7 @@ class Host:
         found = sha256(received)
         if found != checksum:
             raise ProgramsError(
-                f"{name} arrived with checksum {found} instead of {checksum}; nothing of it was installed, run this again."
+                f"{name} arrived with checksum {found} instead of {checksum}; nothing of it was installed."
             )
         try:
             if name.endswith(ARCHIVES):
@@ -159,6 +160,7 @@ class Host:
             self.copy(stream, out)
         new.chmod(0o755)
         os.replace(new, path)
+        self.label(str(path))
         return name
 
     @staticmethod
@@ -207,9 +209,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    host = Host(label=lambda path: module.set_default_selinux_context(path, False))
     try:
         module.exit_json(
-            **apply(Host(), module.params["programs"], module.params["checksums"], module.params["received"])
+            **apply(host, module.params["programs"], module.params["checksums"], module.params["received"])
         )
     except ProgramsError as error:
         module.fail_json(msg=str(error))

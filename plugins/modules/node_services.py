@@ -41,6 +41,13 @@ options:
         type: list
         elements: str
         default: []
+      check:
+        description:
+          - Command that succeeds when the service can start with what is on disk.
+          - Where it fails, a service that runs is left running.
+        type: list
+        elements: str
+        default: []
       ready:
         description: Command that succeeds when the service answers.
         type: list
@@ -61,6 +68,7 @@ EXAMPLES = r"""
     services:
       - name: containerd
         files: [/etc/containerd/config.toml, /etc/containerd/conf.d/*.toml]
+        check: [containerd, config, dump]
         ready: [ctr, version]
 """
 
@@ -169,12 +177,20 @@ class Host:
         status, text = self.run(["systemctl", *arguments])
         if status:
             name = arguments[-1]
-            _status, journal = self.run(
-                ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=3", f"--unit={name}"]
-            )
+            # What the service itself said, without systemd's own lines.
+            match = f"_SYSTEMD_UNIT={name}.service"
+            _status, journal = self.run(["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=2", match])
             raise ServiceError(
                 f"{name} does not start: {' '.join((journal or text).split())}; see journalctl -u {name}."
             )
+
+    def check(self, service: dict[str, Any]) -> None:
+        """Look whether a service can start; raises ServiceError."""
+        status, text = self.run(service["check"]) if service["check"] else (0, "")
+        if status:
+            last = text.splitlines()[-1] if text else f"exit status {status}"
+            command = " ".join(service["check"])
+            raise ServiceError(f"{service['name']} is left as it is, because {command} fails: {last}")
 
     def wait(self, service: dict[str, Any], timeout_s: float) -> None:
         """Wait until the service answers."""
@@ -212,6 +228,7 @@ def ensure(host: Host, services: list[dict[str, Any]], timeout_s: float, check: 
             continue
         started[name] = reason
         if not check:
+            host.check(service)
             host.change("restart", name)
             host.wait(service, timeout_s)
     return {"changed": bool(started or enabled), "started": started, "enabled": enabled}
@@ -222,6 +239,7 @@ def main() -> None:
     service = {
         "name": {"type": "str", "required": True},
         "files": {"type": "list", "elements": "str", "default": []},
+        "check": {"type": "list", "elements": "str", "default": []},
         "ready": {"type": "list", "elements": "str", "default": []},
         "needs": {"type": "path"},
     }
