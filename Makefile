@@ -7,6 +7,7 @@ VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 INVENTORY ?= inventories/lab
+SCENARIO ?= default node
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tenantry-gpu
 # For example: make lab ARGS='-e lab_name=second'
 ARGS ?=
@@ -66,8 +67,8 @@ sanity: $(VENV)/test ## Run ansible-test's sanity tests and units
 	scripts/sanity
 
 .PHONY: molecule
-molecule: $(VENV)/test ## Bring a lab up in containers, twice, look at it, take it down
-	molecule test --scenario-name default --no-command-borders
+molecule: $(VENV)/test ## Run the scenarios in containers, or one: make molecule SCENARIO=node
+	set -e; for scenario in $(SCENARIO); do molecule test --scenario-name $$scenario --no-command-borders; done
 
 .PHONY: bench
 bench: $(VENV)/run ## Time the lab against a plain shell script of the same steps

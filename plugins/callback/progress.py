@@ -16,7 +16,8 @@ description:
     that are not done with it, the seconds since it began, and the last line of the progress file.
   - Long programs append what they are doing to the progress file. A line older than the task is not shown.
   - After the recap it prints RV(tenantry.gpu.verification#module:report_table) of the run's last result that has one.
-  - The last lines name every host that failed, the task at which it did, and why.
+  - The last lines name every host that has to be started again (fact C(tenantry_reboot_due)), and every host that
+    failed, the task at which it did, and why.
 options:
   progress_file:
     description: File whose last line is shown, relative to the folder in which the run was started.
@@ -102,6 +103,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._task_began = time.monotonic()
         self._task_began_wall = time.time()
         self._hosts: tuple[str, ...] = ()
+        self._due: dict[str, str] = {}
         self._failures: dict[str, str] = {}
         self._table = ""
         self._report = ""
@@ -184,6 +186,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         name = result.host.get_name()
         self._hosts = tuple(host for host in self._hosts if host != name)
         answer = result.result
+        due = (answer.get("ansible_facts") or {}).get("tenantry_reboot_due")
+        if due:
+            self._due[name] = f"Reboot due: {name}: {' '.join(str(due).split())}"
         if answer.get("report_table"):
             self._table = str(answer["report_table"])
             self._report = str(answer.get("report_path", ""))
@@ -196,6 +201,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._display.display(self._table.rstrip("\n"))
             if self._report:
                 self._display.display(f"Report: {self._report}")
+        for line in self._due.values():
+            self._display.display(line)
         for host, line in self._failures.items():
             # Not one that was rescued, or was to be ignored.
             if stats.failures.get(host) or stats.dark.get(host):

@@ -121,6 +121,13 @@ def test_the_last_lines_name_the_hosts_that_failed(callback):
     ]
 
 
+def test_the_last_lines_name_the_hosts_that_have_to_be_started_again(callback):
+    callback.v2_runner_on_ok(result("a-worker-0", ansible_facts={"tenantry_reboot_due": "The driver is newer.\n"}))
+    callback.v2_runner_on_ok(result("b-worker-0", ansible_facts={"os_family": "Debian"}))
+    callback.v2_playbook_on_stats(STATS)
+    assert callback._display.lines == ["Reboot due: a-worker-0: The driver is newer."]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
