@@ -14,6 +14,7 @@ import pytest
 import yaml
 from control_plane import ROOT, ApiError, ControlPlane, program
 from playbook import Run, run_play
+from rendering import Role
 
 # The original's chart, where it can be had: TENANTRY_KAMAJI_CHART=.../charts/kamaji; only its crds/ are read.
 KAMAJI_CHART = Path(os.environ.get("TENANTRY_KAMAJI_CHART") or ROOT / "images" / "standin-kamaji" / "chart")
@@ -49,8 +50,8 @@ def take_over(state: Path, kubeconfig: Path, *options: str, **variables: Any) ->
 
 
 def said(run: Run) -> str:
-    """The failure on one line."""
-    return " ".join(run.failure().split())
+    """What the run printed, on one line."""
+    return " ".join(run.output.split())
 
 
 def test_a_cluster_that_fits_is_taken(control_plane: ControlPlane, state: Path) -> None:
@@ -75,16 +76,15 @@ def test_what_does_not_fit_is_said_in_a_sentence(control_plane: ControlPlane, st
         missing
     )
     away = control_plane.write_kubeconfig("away", {"token": "none"}, "https://127.0.0.1:1")
-    assert "the cluster does not answer (" in said(take_over(state, away))
+    assert "the cluster does not answer to these credentials" in said(take_over(state, away))
     old = said(take_over(state, control_plane.kubeconfig, management_cluster_existing_oldest="9.1"))
-    assert "goes from 9.1 to 1.36; take another cluster, or upgrade it." in old
+    assert "the cluster runs Kubernetes 1.36, and what goes here is 9.1 to 1.36; take another cluster" in old
     nobody = said(take_over(state, control_plane.new_kubeconfig("nobody")))
-    assert (
-        "the cluster does not answer (" in nobody or "these credentials are no administrator of the cluster" in nobody
-    )
-    no_class = said(take_over(state, control_plane.kubeconfig, management_cluster_existing_storage=True))
+    assert "these credentials are no administrator of the cluster" in nobody
+    storage = {"management_cluster_existing_storage": True}
+    no_class = said(take_over(state, control_plane.kubeconfig, **storage))
     assert "the cluster has no default StorageClass for the datastore; name one in datastore_storage_class" in no_class
-    wrong = take_over(state, control_plane.kubeconfig, management_cluster_existing_storage_class="fast")
+    wrong = take_over(state, control_plane.kubeconfig, **storage, management_cluster_existing_storage_class="fast")
     assert "the cluster has no StorageClass fast; create it, or correct datastore_storage_class." in said(wrong)
     assert not state.exists()
 
@@ -130,8 +130,8 @@ CLIENT = {"datastore_client_certificate": "client", "datastore_client_key": "hun
 
 @pytest.mark.parametrize(
     ("driver", "variables"),
-    [("etcd", ETCD), ("postgresql", SQL), ("mysql", SQL), ("nats", {**SQL, **CLIENT})],
-    ids=["etcd", "postgresql", "mysql", "nats with a client certificate"],
+    [("etcd", ETCD), ("PostgreSQL", SQL), ("MySQL", SQL), ("NATS", {**SQL, **CLIENT})],
+    ids=["etcd", "PostgreSQL", "MySQL", "NATS with a client certificate"],
 )
 def test_a_datastore_that_is_there_already(
     driver: str, variables: dict[str, Any], control_plane: ControlPlane, kamaji_chart: Path, tmp_path: Path
@@ -146,7 +146,7 @@ def test_a_datastore_that_is_there_already(
         "kamaji_kubeconfig": str(control_plane.kubeconfig),
         "kamaji_chart_ref": str(kamaji_chart),
         "kamaji_helm_binary": str(program("helm", "helm")),
-        "kamaji_datastore_name": f"of-{driver}",
+        "kamaji_datastore_name": f"of-{driver.lower()}",
         "kamaji_timeout_s": 20,
     }
     play = {"roles": ["tenantry.gpu.datastore", "tenantry.gpu.kamaji"]}
@@ -156,13 +156,36 @@ def test_a_datastore_that_is_there_already(
         again = run_play(tmp_path / "second", play, values)
     assert "changed=0" in again.output
     assert "hunter2secret" not in run.output + again.output
-    spec = control_plane.api.get(f"{DATASTORES}/of-{driver}")["spec"]
+    spec = control_plane.api.get(f"{DATASTORES}/of-{driver.lower()}")["spec"]
     secrets = {
         each["metadata"]["name"]: each["data"]
         for each in control_plane.api.items("/api/v1/namespaces/kamaji-system/secrets")
     }
     for reference in references(spec):
         assert secrets[reference["name"]][reference["keyPath"]]
+
+
+def test_several_api_servers_of_a_tenant(control_plane: ControlPlane, kamaji_chart: Path) -> None:
+    """The API takes what is said of spreading as it is written, nothing is dropped as unknown."""
+    for source in (kamaji_chart / "crds").glob("*.yaml"):
+        control_plane.api.ensure(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(source.read_text())
+        )
+    role = Role(
+        "tenant_control_plane",
+        inventory_hostname="spread",
+        tenant_control_plane_replicas=2,
+        tenant_control_plane_pod_cidr="10.32.0.0/16",
+        tenant_control_plane_service_cidr="10.112.0.0/16",
+    )
+    namespace, tenant, budget = role.objects("tenant-control-plane.yml.j2")
+    control_plane.api.create("/api/v1/namespaces", namespace)
+    made = control_plane.api.create("/apis/kamaji.clastix.io/v1alpha1/namespaces/spread/tenantcontrolplanes", tenant)
+    deployment = made["spec"]["controlPlane"]["deployment"]
+    for name, value in tenant["spec"]["controlPlane"]["deployment"].items():
+        assert deployment[name] == value
+    control_plane.api.create("/apis/policy/v1/namespaces/spread/poddisruptionbudgets", budget)
+    control_plane.api.delete("/api/v1/namespaces/spread")
 
 
 def references(part: Any) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from rendering import Role
 
 HOSTS = ["m-0", "m-1", "m-2"]
 SQL = {
-    "datastore_driver": "postgresql",
+    "datastore_driver": "PostgreSQL",
     "datastore_endpoints": ["db.example.org:5432"],
     "datastore_ca_certificate": "authority",
     "datastore_username": "kamaji",
@@ -31,13 +31,13 @@ ETCD = {
     [
         ({}, ""),
         (SQL, ""),
-        ({**SQL, "datastore_driver": "nats"}, ""),
+        ({**SQL, "datastore_driver": "NATS"}, ""),
         (ETCD, ""),
-        ({"datastore_members": 3, "datastore_storage": "local", "datastore_hosts": HOSTS}, ""),
+        ({"datastore_members": 3, "datastore_storage": "host_path", "datastore_hosts": HOSTS}, ""),
         (
-            {"datastore_driver": "mysql"},
-            "datastore_driver is mysql and datastore_endpoints is empty; only etcd is run by this role, so give the"
-            " host and port of your mysql.",
+            {"datastore_driver": "MySQL"},
+            "datastore_driver is MySQL and datastore_endpoints is empty; only etcd is run by this role, so give the"
+            " host and port of your MySQL.",
         ),
         (
             {**SQL, "datastore_endpoints": ["https://db.example.org:5432"]},
@@ -45,7 +45,7 @@ ETCD = {
         ),
         (
             {**SQL, "datastore_ca_certificate": ""},
-            "postgresql at db.example.org:5432 would be spoken to without TLS, which is refused: give the authority of"
+            "PostgreSQL at db.example.org:5432 would be spoken to without TLS, which is refused: give the authority of"
             " its server's certificate in datastore_ca_certificate.",
         ),
         (
@@ -60,17 +60,13 @@ ETCD = {
         ),
         (
             {**SQL, "datastore_password": ""},
-            "postgresql at db.example.org:5432 needs datastore_username and datastore_password of an account that may"
+            "PostgreSQL at db.example.org:5432 needs datastore_username and datastore_password of an account that may"
             " create databases and users (NATS: buckets); keep the password in a vault.",
         ),
         (
-            {"datastore_members": 3, "datastore_storage": "host_path"},
-            "datastore_storage host_path keeps one member on whatever host it runs; with 3 members take local (a folder"
-            " on each of datastore_hosts) or claim (a StorageClass).",
-        ),
-        (
-            {"datastore_members": 3, "datastore_storage": "local", "datastore_hosts": HOSTS[:1]},
-            "datastore_hosts has 1 Nodes for 3 members of etcd; name one for each.",
+            {"datastore_members": 3, "datastore_storage": "host_path", "datastore_hosts": HOSTS[:1]},
+            "datastore_hosts has 1 Nodes for 3 members of etcd with the storage host_path; name one for each, or take"
+            " the storage claim.",
         ),
     ],
 )
@@ -79,7 +75,7 @@ def test_what_is_refused(variables: dict[str, Any], sentence: str) -> None:
 
 
 def test_three_members_have_a_host_and_a_folder_each() -> None:
-    role = Role("datastore", datastore_members=3, datastore_storage="local", datastore_hosts=HOSTS)
+    role = Role("datastore", datastore_members=3, datastore_storage="host_path", datastore_hosts=HOSTS)
     objects = role.objects("etcd.yml.j2")
     volumes = [each for each in objects if each["kind"] == "PersistentVolume"]
     assert [
@@ -121,9 +117,9 @@ def test_secrets_of_a_datastore_that_is_there() -> None:
         ({"datastore_members": 3}, "etcd", 3, {"certificateAuthority", "clientCertificate"}),
         (ETCD, "etcd", 2, {"certificateAuthority", "clientCertificate"}),
         (SQL, "PostgreSQL", 1, {"certificateAuthority"}),
-        ({**SQL, "datastore_driver": "mysql"}, "MySQL", 1, {"certificateAuthority"}),
+        ({**SQL, "datastore_driver": "MySQL"}, "MySQL", 1, {"certificateAuthority"}),
         (
-            {**SQL, "datastore_driver": "nats", "datastore_client_certificate": "x", "datastore_client_key": "y"},
+            {**SQL, "datastore_driver": "NATS", "datastore_client_certificate": "x", "datastore_client_key": "y"},
             "NATS", 1, {"certificateAuthority", "clientCertificate"},
         ),
     ],
