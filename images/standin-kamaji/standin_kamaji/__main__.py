@@ -7,8 +7,11 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
+import socket
 import ssl
-from collections.abc import Sequence
+import sys
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,7 @@ from aiohttp import web
 
 from . import datastores, model
 from .api import Api, ApiError
+from .election import Election
 from .reconcile import FAILURES, Reconciler
 
 log = logging.getLogger("kamaji")
@@ -140,8 +144,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     manager.add_argument("--metrics-bind-address", default=":8080")
     manager.add_argument("--tmp-directory", type=Path, default=Path("/tmp/kamaji"))  # noqa: S108
     manager.add_argument("--zap-devel", action="store_true", help="log everything")
-    for without_effect in ("--leader-elect", "--disable-telemetry"):
-        manager.add_argument(without_effect, nargs="?", help="accepted, without effect: one replica, no telemetry")
+    manager.add_argument("--leader-elect", action="store_true", help="work only while holding the Lease")
+    manager.add_argument("--disable-telemetry", nargs="?", help="accepted, without effect: there is none")
     return parser.parse_args(arguments)
 
 
@@ -243,11 +247,22 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
+async def first_of(*tasks: Coroutine[Any, Any, None]) -> None:
+    """Runs all until one ends."""
+    running = [asyncio.ensure_future(task) for task in tasks]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
 async def manage(options: argparse.Namespace) -> None:
     info = connection()
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(lambda **_: connection())
     ready = asyncio.Event()
+    # Until kopf runs, which has its own handler.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sys.exit)
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(api_of(info))
         operator = Operator(api, options.datastore, options.tmp_directory, options.max_concurrent_tcp_reconciles)
@@ -260,7 +275,20 @@ async def manage(options: argparse.Namespace) -> None:
             if address != "0":
                 runner = await serve(application, address)
                 stack.push_async_callback(runner.cleanup)
-        await kopf.operator(registry=registry, settings=settings(), standalone=True, clusterwide=True, ready_flag=ready)
+        operating = kopf.operator(
+            registry=registry, settings=settings(), standalone=True, clusterwide=True, ready_flag=ready
+        )
+        if not options.leader_elect:
+            await operating
+            return
+        election = Election(api, os.environ.get("POD_NAMESPACE", "default"), socket.gethostname())
+        ready.set()  # one that waits for its turn is well
+        await election.win()
+        ready.clear()
+        try:
+            await first_of(operating, election.keep())
+        finally:
+            await election.release()
 
 
 def main() -> None:

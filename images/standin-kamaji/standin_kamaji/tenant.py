@@ -132,6 +132,7 @@ def agent_objects(plane: ControlPlane, tunnel: Konnectivity, address: str, keys:
                 "args": [
                     f"--proxy-server-host={address}",
                     f"--proxy-server-port={tunnel.server_port}",
+                    f"--server-count={plane.replicas}",
                     "--health-server-port=8134",
                     "--keys=/etc/konnectivity",
                     f"--networks={networks}",

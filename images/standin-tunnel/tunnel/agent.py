@@ -22,6 +22,7 @@ from .common import (
     AGENT_SOCKETS,
     CONTINUE,
     ESTABLISHED,
+    GREETING,
     HEAD_LIMIT,
     LOGIN,
     BadRequestError,
@@ -40,6 +41,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 DIAL_S = 5.0
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 1.0
+# The servers stand behind one address, and which of them answers is chance.
+LAST_RETRY_OF_SEVERAL_S = 5.0
 NODE_PORTS = (443, 10250)
 CHATTER = ("debug1:", "Transferred:", "Bytes per second:")  # ssh's words that give no reason for its end
 
@@ -133,12 +136,17 @@ def ssh_command(server: Server, remote: Path, local: Path) -> list[str]:
 
 
 class Link:
-    """Keeps the connection to the server; comes back within a second when it is lost."""
+    """Keeps the connection to a server; comes back within a second when it is lost.
 
-    def __init__(self, server: Server, agent_id: str, local: Path) -> None:
+    Where there are several servers, each link keeps to one that no other link of this agent has.
+    """
+
+    def __init__(self, server: Server, agent_id: str, local: Path, taken: set[str]) -> None:
+        """Takes the names of the servers that links have, which all links share."""
         self._server = server
         self._agent_id = agent_id
         self._local = local
+        self._taken = taken
         self.connected = False
 
     async def _once(self) -> str:
@@ -151,11 +159,16 @@ class Link:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        last = "no words"
+        last, name = "no words", ""
         try:
             while process.stderr and (line := await process.stderr.readline()):
                 words = line.decode(errors="replace").strip()
-                if "remote forward success" in words:
+                if words.startswith(GREETING):
+                    if words in self._taken:
+                        return "another link has this server"
+                    name = words
+                    self._taken.add(name)
+                elif "remote forward success" in words:
                     self.connected = True
                     log("agent.py", "Connected", agentID=self._agent_id, server=self._server.host)
                 elif words and not words.startswith(CHATTER):
@@ -163,11 +176,13 @@ class Link:
             await process.wait()
         finally:
             self.connected = False
+            self._taken.discard(name)
             if process.returncode is None:
                 process.terminate()
+                await process.wait()
         return last
 
-    async def keep(self) -> None:
+    async def keep(self, last_retry_s: float) -> None:
         wait_s, said = FIRST_RETRY_S, ""
         while True:
             started = asyncio.get_running_loop().time()
@@ -176,7 +191,7 @@ class Link:
                 log("agent.py", "Not connected", "W", agentID=self._agent_id, reason=reason)
                 said = reason
             lasted = asyncio.get_running_loop().time() - started
-            wait_s = FIRST_RETRY_S if lasted > 5 else min(LAST_RETRY_S, wait_s * 1.5)
+            wait_s = FIRST_RETRY_S if lasted > 5 else min(last_retry_s, wait_s * 1.5)
             await asyncio.sleep(wait_s)
 
 
@@ -186,20 +201,24 @@ async def run(options: argparse.Namespace) -> None:
     with contextlib.suppress(FileNotFoundError):
         options.socket.unlink()
     await asyncio.start_unix_server(dialer.serve, str(options.socket), limit=HEAD_LIMIT)
-    link = Link(Server(options.proxy_server_host, options.proxy_server_port, options.keys), agent_id, options.socket)
+    server, taken = Server(options.proxy_server_host, options.proxy_server_port, options.keys), set[str]()
+    links = [Link(server, agent_id, options.socket, taken) for _ in range(options.server_count)]
     pages = {
         "/healthz": lambda: (200, "ok"),
-        "/readyz": lambda: (200, "ok") if link.connected else (503, "not connected to the server"),
+        "/readyz": lambda: (
+            (200, "ok") if any(link.connected for link in links) else (503, "not connected to the server")
+        ),
     }
     await asyncio.start_server(http(pages), None, options.health_server_port)
-    keeping = asyncio.create_task(link.keep())
+    last_retry_s = LAST_RETRY_S if len(links) == 1 else LAST_RETRY_OF_SEVERAL_S
+    keeping = [asyncio.create_task(link.keep(last_retry_s)) for link in links]
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await stopped.wait()
-    keeping.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await keeping
+    for task in keeping:
+        task.cancel()
+    await asyncio.gather(*keeping, return_exceptions=True)
 
 
 def _networks(text: str) -> tuple[Network, ...]:
@@ -210,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="proxy-agent", description=__doc__)
     parser.add_argument("--proxy-server-host", required=True)
     parser.add_argument("--proxy-server-port", type=int, default=8132)
+    parser.add_argument("--server-count", type=int, default=1, help="how many servers stand behind the address")
     parser.add_argument("--health-server-port", type=int, default=8134)
     parser.add_argument("--keys", type=Path, default=Path("/etc/konnectivity"), help="has agent-key and known-hosts")
     parser.add_argument("--networks", type=_networks, default=(), help="the tenant's services and pods: any port there")

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 AGENT_SOCKETS = Path("/run/konnectivity/agents")
+BANNER = AGENT_SOCKETS / "banner"
+GREETING = "tunnel server "
 LOGIN = "nobody"  # whom uid 65534 is in the image
 HEAD_LIMIT = 8192
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -13,11 +13,14 @@ import contextlib
 import itertools
 import random
 import signal
+import socket
 from pathlib import Path
 
 from .common import (
     AGENT_SOCKETS,
+    BANNER,
     ESTABLISHED,
+    GREETING,
     HEAD_LIMIT,
     BadRequestError,
     close,
@@ -68,6 +71,7 @@ def sshd_command(port: int, keys: Path) -> list[str]:
         "AllowStreamLocalForwarding": "remote",
         "StreamLocalBindUnlink": "yes",
         "MaxSessions": 0,
+        "Banner": BANNER,
         "MaxStartups": 200,
         "LoginGraceTime": 10,
         "ClientAliveInterval": 2,
@@ -208,6 +212,8 @@ async def run(options: argparse.Namespace) -> None:
     AGENT_SOCKETS.mkdir(mode=0o700, exist_ok=True)
     for stale in AGENT_SOCKETS.glob("*.sock"):
         stale.unlink()
+    # So that an agent knows which of several servers it reached.
+    BANNER.write_text(f"{GREETING}{socket.gethostname()}\n", encoding="utf-8")
     selector = Selector(AGENT_SOCKETS)
     with contextlib.suppress(FileNotFoundError):
         options.uds_name.unlink()

@@ -230,3 +230,32 @@ def test_metrics_count(folder: Path) -> None:
             assert "konnectivity_network_proxy_server_ready_backend_connections 1" in there.selector.metrics()[1]
 
     asyncio.run(run())
+
+
+def test_links_of_one_agent_keep_to_different_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two servers behind one address, chosen in turns; a fake ssh greets and stays."""
+    turns = iter(["one", "one", "one", "two"] + ["two"] * 99)
+
+    def fake_ssh(*_: object) -> list[str]:
+        return [
+            "sh",
+            "-c",
+            f"echo '{common.GREETING}{next(turns)}' >&2; echo remote forward success >&2; exec sleep 60",
+        ]
+
+    monkeypatch.setattr(agent, "ssh_command", fake_ssh)
+
+    async def run() -> None:
+        taken: set[str] = set()
+        links = [agent.Link(agent.Server("x", 1, tmp_path), "a", tmp_path / "s", taken) for _ in range(2)]
+        keeping = [asyncio.create_task(link.keep(0.2)) for link in links]
+        async with asyncio.timeout(10):
+            while not all(link.connected for link in links):
+                await asyncio.sleep(0.05)
+        assert taken == {f"{common.GREETING}one", f"{common.GREETING}two"}
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        assert not taken
+
+    asyncio.run(run())

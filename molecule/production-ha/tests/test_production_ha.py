@@ -1,0 +1,219 @@
+"""Three management hosts: what is spread, what is saved, and what happens when one is lost. The order counts."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+from kubernetes.dynamic import DynamicClient
+from production_site import MANAGEMENT, Site
+
+API_BACK_S = 30.0
+TENANT_S = 300.0
+BACK_S = 240.0
+# What tells whether anything was lost: by name and identity. Leases, events and what runs move by themselves.
+KINDS = {
+    "/api/v1": ("namespaces", "configmaps", "secrets", "services", "serviceaccounts", "persistentvolumes"),
+    "/apis/apps/v1": ("deployments", "statefulsets", "daemonsets"),
+    "/apis/kamaji.clastix.io/v1alpha1": ("datastores", "tenantcontrolplanes"),
+    "/apis/policy/v1": ("poddisruptionbudgets",),
+    "/apis/rbac.authorization.k8s.io/v1": ("clusterroles", "clusterrolebindings", "roles", "rolebindings"),
+}
+OF_A_TENANT = {path: KINDS[path] for path in ("/api/v1", "/apis/apps/v1", "/apis/rbac.authorization.k8s.io/v1")}
+
+
+def items(api: DynamicClient, path: str) -> list[dict[str, object]]:
+    return list(json.loads(api.request("get", path, serialize=False).data)["items"])
+
+
+def hosts_of(api: DynamicClient, namespace: str, selector: str) -> list[str]:
+    """Where the ready pods of a selector run."""
+    found = items(api, f"/api/v1/namespaces/{namespace}/pods?labelSelector={selector}")
+    return [
+        each["spec"]["nodeName"]
+        for each in found
+        if "deletionTimestamp" not in each["metadata"]
+        and any(c["type"] == "Ready" and c["status"] == "True" for c in each["status"].get("conditions", []))
+    ]
+
+
+def identities(api: DynamicClient, kinds: dict[str, tuple[str, ...]]) -> set[tuple[str, str]]:
+    """Every object's path and uid."""
+    return {
+        (f"{path}/{kind}/{each['metadata'].get('namespace', '')}/{each['metadata']['name']}", each["metadata"]["uid"])
+        for path, plurals in kinds.items()
+        for kind in plurals
+        for each in items(api, f"{path}/{kind}")
+    }
+
+
+def wait_for(what: str, seen: Callable[[], object], within_s: float) -> None:
+    """Wait until something is so; an API that does not answer for a moment is asked again."""
+    deadline, last = time.monotonic() + within_s, "nothing"
+    while time.monotonic() < deadline:
+        try:
+            if last := seen():
+                return
+        except Exception as error:  # noqa: BLE001
+            last = error
+        time.sleep(1)
+    pytest.fail(f"not within {within_s:.0f} s: {what}; seen last: {last}")
+
+
+@pytest.mark.parametrize(
+    ("namespace", "selector", "copies"),
+    [
+        ("kube-system", "component=kube-apiserver", 3),
+        ("kube-system", "component=etcd", 3),
+        ("kube-system", "k8s-app=kube-dns", 2),
+        ("kamaji-system", "app.kubernetes.io/instance=datastore", 3),
+        ("kamaji-system", "app.kubernetes.io/instance=kamaji", 2),
+        ("tenant-a", "kamaji.clastix.io/name=tenant-a", 2),
+    ],
+)
+def test_copies_are_on_different_hosts(site: Site, namespace: str, selector: str, copies: int) -> None:
+    hosts = hosts_of(site.api("management"), namespace, selector)
+    assert len(hosts) == len(set(hosts)) == copies
+
+
+def test_drains_leave_a_quorum(site: Site) -> None:
+    budgets = {
+        each["metadata"]["name"] for each in items(site.api("management"), "/apis/policy/v1/poddisruptionbudgets")
+    }
+    assert {"datastore", "tenant-a"} <= budgets
+
+
+def test_nothing_that_lets_a_host_join_is_left(site: Site) -> None:
+    secrets = items(site.api("management"), "/api/v1/namespaces/kube-system/secrets")
+    assert "kubeadm-certs" not in {each["metadata"]["name"] for each in secrets}
+    tokens = [each for each in secrets if each["type"] == "bootstrap.kubernetes.io/token"]
+    assert not [each["metadata"]["name"] for each in tokens if "usage-bootstrap-authentication" in each["data"]]
+
+
+@pytest.mark.parametrize("host", MANAGEMENT)
+def test_etcd_was_saved(site: Site, host: str) -> None:
+    """A snapshot ends with the checksum of what stands before it, which etcdutl looks at before it restores."""
+    name, mode = site.on(host, "stat -c '%n %a' /var/backups/tenantry/etcd/*.db").split()
+    assert mode == "600"
+    copy = site.state / f"{host}.db"
+    site.podman("cp", f"{site.state.name}-{host}:{name}", str(copy))
+    content = copy.read_bytes()
+    copy.unlink()
+    assert hashlib.sha256(content[:-32]).digest() == content[-32:]
+    assert site.on(host, "systemctl is-enabled tenantry-etcd-snapshot.timer").strip() == "enabled"
+
+
+def test_a_check_runs_to_the_end(site: Site) -> None:
+    run = site.playbook("site.yml", "--check", "--limit=all,!tenant-b")
+    output, _ = run.communicate(timeout=TENANT_S)
+    assert run.returncode == 0, output
+    assert "failed=0" in output
+
+
+class Watch:
+    """Asks the API at its virtual address all the time, and knows since when it answers again."""
+
+    def __init__(self, server: str) -> None:
+        self._target = urlsplit(server)
+        self._answers: list[tuple[float, bool]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        context = ssl._create_unverified_context()  # noqa: S323
+        while not self._stopped.wait(0.2):
+            asked = time.monotonic()
+            good = False
+            with suppress(OSError, http.client.HTTPException):
+                host, port = self._target.hostname or "", self._target.port
+                connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
+                connection.request("GET", "/readyz")
+                good = connection.getresponse().status == 200
+                connection.close()
+            self._answers.append((asked, good))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def away_s(self, since: float) -> float:
+        """Seconds from a moment to the last question that got no answer."""
+        missed = [asked for asked, good in self._answers if asked >= since and not good]
+        return max(missed) - since if missed else 0.0
+
+
+def holder(site: Site) -> str:
+    """The host that has the virtual address."""
+    address = urlsplit(site.server).hostname
+    (found,) = (host for host in MANAGEMENT if f" {address}/" in site.on(host, "ip -oneline -4 address"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def lost(site: Site) -> str:
+    return holder(site)
+
+
+def test_a_host_is_lost_while_a_tenant_is_made(site: Site, lost: str, capsys: pytest.CaptureFixture[str]) -> None:
+    management, tenant = site.api("management"), site.api("tenant-a")
+    note = {"metadata": {"name": "written-before"}, "data": {"text": "kept"}}
+    for api in (management, tenant):
+        api.request("post", "/api/v1/namespaces/default/configmaps", body=note)
+    before, tenant_before = identities(management, KINDS), identities(tenant, OF_A_TENANT)
+    watch = Watch(site.server)
+    run = site.playbook("stages/4_tenants.yml", "--limit=tenant-b")
+    try:
+        path = "/apis/kamaji.clastix.io/v1alpha1/namespaces/tenant-b/tenantcontrolplanes"
+        wait_for("tenant-b is declared", lambda: items(management, path), 60)
+        killed = time.monotonic()
+        site.podman("kill", f"{site.state.name}-{lost}")
+        output, _ = run.communicate(timeout=TENANT_S)
+        ready_s = time.monotonic() - killed
+    except subprocess.TimeoutExpired:
+        run.kill()
+        pytest.fail(f"tenant-b was not ready {TENANT_S:.0f} s after {lost} was lost: {run.communicate()[0]}")
+    finally:
+        watch.stop()
+    away_s = watch.away_s(killed)
+    with capsys.disabled():
+        print(f"\n{lost} killed: the API answered again after {away_s:.1f} s, tenant-b was ready after {ready_s:.0f} s")
+    assert run.returncode == 0, output
+    assert away_s <= API_BACK_S
+    (made,) = items(management, path)
+    assert made["status"]["kubernetesResources"]["version"]["status"] == "Ready"
+    assert before - identities(management, KINDS) == set()
+    assert tenant_before - identities(tenant, OF_A_TENANT) == set()
+
+
+def test_the_datastore_keeps_its_quorum(site: Site, lost: str) -> None:
+    hosts = hosts_of(site.api("management"), "kamaji-system", "app.kubernetes.io/instance=datastore")
+    assert sorted(hosts) == sorted(set(MANAGEMENT) - {lost})
+    for tenant in ("tenant-a", "tenant-b"):
+        body = {"metadata": {"generateName": "written-without-a-host-"}}
+        site.api(tenant).request("post", "/api/v1/namespaces/default/configmaps", body=body)
+
+
+def test_the_host_comes_back(site: Site, lost: str) -> None:
+    site.podman("start", f"{site.state.name}-{lost}")
+    management = site.api("management")
+
+    def everywhere(namespace: str, selector: str) -> bool:
+        return sorted(hosts_of(management, namespace, selector)) == sorted(MANAGEMENT)
+
+    for namespace, selector in (
+        ("kube-system", "component=etcd"),
+        ("kube-system", "component=kube-apiserver"),
+        ("kamaji-system", "app.kubernetes.io/instance=datastore"),
+    ):
+        wait_for(f"{selector} on every host", lambda n=namespace, s=selector: everywhere(n, s), BACK_S)
+    assert holder(site)
