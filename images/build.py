@@ -22,7 +22,7 @@ from _build.assemble import Assembler
 from _build.components import bin_folder, build_components, go_version
 from _build.hosts import load_all
 from _build.manifest import Image, check_binaries, digest, load_component, load_components, load_images, load_matrix
-from _build.oci import Built, Store, write_engine_archive
+from _build.oci import Built, Store, write_engine_archive, write_oci_archive
 from _build.progress import BuildError, Progress
 from _build.registry import push_all
 from _build.upstream import Node, resolve
@@ -233,6 +233,10 @@ def arguments() -> argparse.Namespace:
         default="auto",
         help="where components come from; a lab keeps to what it began with",
     )
+    archive = phases.add_parser(
+        "archive", parents=[kept], help="write the images that only we have, as archives that skopeo reads"
+    )
+    archive.add_argument("--out", type=Path, required=True, help="folder of the archives")
     push = phases.add_parser(
         "push", parents=[common, kept, engine], help="bring the images to where the hosts find them"
     )
@@ -258,12 +262,31 @@ def build_alone(names: list[str], cache: Path, matrix: Mapping[str, str], progre
         return bool(build_components(cache, wanted, go, progress))
 
 
+def archive_ours(out: Path, cache: Path, matrix: Mapping[str, str], progress: Progress) -> bool:
+    """Writes an OCI archive, <name>-<tag>.tar, of each image that no registry publishes, where it is missing."""
+    wanted = {image: out / f"{image.name}-{image.tag}.tar" for image in load_images(IMAGES, matrix) if image.ours}
+    missing = {image: file for image, file in wanted.items() if not file.exists()}
+    out.mkdir(parents=True, exist_ok=True)
+    with only_one(cache, progress):
+        assembler = Assembler(IMAGES.parent, cache, {}, "", Store(cache / "images"), progress)
+        for image, file in missing.items():
+            with progress.step(f"image {image.reference}: into {file}"):
+                new = file.with_suffix(f".{os.getpid()}")
+                write_oci_archive(new, assembler.store, assembler.assemble(image), image.reference)
+                new.replace(file)
+    return bool(missing)
+
+
 def work(options: argparse.Namespace) -> bool:
     """Does one phase. Returns whether anything had to be done."""
     if options.phase == "components":
         cache = options.cache.resolve()
         matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
         return build_alone(options.names, cache, matrix, Progress(cache / "logs"))
+    if options.phase == "archive":
+        cache = options.cache.resolve()
+        matrix = load_matrix(options.versions, IMAGES.parent / "galaxy.yml")
+        return archive_ours(options.out, cache, matrix, Progress(cache / "logs"))
     state = options.state.resolve()
     decided = options.phase == "build" and decide_source(state, options.source, options.mirror)
     cache = options.cache.resolve()
