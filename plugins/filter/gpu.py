@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.tenantry.gpu.plugins.module_utils._acceptance import card_of, quota_evidence, untried
 from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     capacity_evidence,
+    card_count_evidence,
     cases_of,
     isolation_evidence,
     order_of,
@@ -69,6 +70,15 @@ def simulated_nodes(workers: Iterable[str], hostvars: HostVars, tenant: str) -> 
     ]
 
 
+def _real_cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, int]:
+    """How many real cards the inventory says of each of the tenant's workers that has some."""
+    return {
+        worker: sum(int(cards["count"]) for cards in hostvars[worker]["nvidia_cards"])
+        for worker in acceptance_workers(workers, hostvars, tenant)
+        if hostvars[worker].get("nvidia_cards")
+    }
+
+
 def verification_cases(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Cases for gpu_scheduling_verify that fit the cards of hami_device_info's nodes."""
     return cases_of(nodes)
@@ -84,10 +94,12 @@ def verification_evidence(
         devices, scheduling, tunnel = (hostvars[tenant].get(f"__verification_{part}") or {} for part in PARTS)
         if "nodes" not in devices:
             scheduling = {"msg": devices.get("msg")}
-        declared = simulated_nodes(listed, hostvars, tenant)
+        real = _real_cards(listed, hostvars, tenant)
         records += [
             tunnel_evidence(tenant, tunnel),
-            capacity_evidence(tenant, declared, devices),
+            card_count_evidence(tenant, real, devices)
+            if real
+            else capacity_evidence(tenant, simulated_nodes(listed, hostvars, tenant), devices),
             *scheduling_evidence(tenant, cases_of(devices.get("nodes") or []), scheduling),
         ]
     looked = {tenant: hostvars[tenant].get("__verification_unrequested") for tenant in tenants}

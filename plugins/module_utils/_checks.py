@@ -119,6 +119,26 @@ def capacity_evidence(tenant: str, declared: Sequence[Mapping[str, Any]], device
     )
 
 
+def card_count_evidence(tenant: str, declared: Mapping[str, int], devices: Mapping[str, Any]) -> Evidence:
+    """Compare how many real cards the inventory says of each worker with those that its node registered.
+
+    How much memory a real card has, its driver says; the inventory cannot know it to the MiB.
+    """
+    expected = _counts_text(declared)
+    if "nodes" not in devices:
+        return _missing(capacity_id(tenant), tenant, expected, devices)
+    found = {node["name"]: len([card for card in node["cards"] if card["healthy"]]) for node in devices["nodes"]}
+    observed = _counts_text({name: found.get(name, 0) for name in declared})
+    proof = {"declared": dict(declared), "nodes": devices["nodes"]}
+    return _evidence(
+        capacity_id(tenant), tenant, PASSED if observed == expected else FAILED, expected, observed, "", proof
+    )
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} healthy of {name}" for name, count in sorted(counts.items()))
+
+
 def _capacity_text(capacity: Mapping[str, int]) -> str:
     return "{memory_mib:,} MiB, {cores} cores, {slots} slots".format(**capacity)
 

@@ -10,6 +10,7 @@ import pytest
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._checks import (
     capacity_evidence,
+    card_count_evidence,
     cases_of,
     isolation_evidence,
     order_of,
@@ -109,6 +110,21 @@ def test_capacity(declared: list[Object], found: Object, verdict: str, observed:
     assert (evidence.id, evidence.subject, evidence.verdict) == ("capacity-a", "tenant-a", verdict)
     assert observed in evidence.observed
     assert verdict == "passed" or evidence.reason or observed
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "observed"),
+    [
+        pytest.param(devices(card("GPU-1"), card("GPU-2")), "passed", "2 healthy of n1", id="all-there"),
+        pytest.param(devices(card("GPU-1"), card("GPU-2", healthy=False)), "failed", "1 healthy of n1", id="ill"),
+        pytest.param({"nodes": []}, "failed", "0 healthy of n1", id="node-without-cards"),
+        pytest.param({"msg": "No connection"}, "failed", "nothing", id="no-answer"),
+    ],
+)
+def test_real_cards_are_counted(found: Object, verdict: str, observed: str) -> None:
+    evidence = card_count_evidence("tenant-a", {"n1": 2}, found)
+    assert (evidence.id, evidence.verdict) == ("capacity-a", verdict)
+    assert (evidence.expected, evidence.observed) == ("2 healthy of n1", observed)
 
 
 def result(name: str, passed: bool) -> Object:
