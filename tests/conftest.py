@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
+from ansible.plugins.loader import init_plugin_loader
+from ansible.utils.collection_loader import AnsibleCollectionConfig
 from hypothesis import HealthCheck, settings
 
-import ansible_collections
-
-if find_spec("ansible_collections.tenantry") is None:
-    checkout = Path(__file__).resolve().parent.parent / "collections" / "ansible_collections"
-    ansible_collections.__path__.append(str(checkout))
+if AnsibleCollectionConfig.collection_finder is None:
+    # As Ansible does it, so that templates of roles find the collection's filters too.
+    init_plugin_loader([str(Path(__file__).resolve().parent.parent / "collections")])
 
 # How long an example takes says more of who else is on the machine than of our code.
 settings.register_profile("tenantry", deadline=None, suppress_health_check=[HealthCheck.too_slow])

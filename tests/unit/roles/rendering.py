@@ -9,15 +9,9 @@ from typing import Any
 
 import yaml
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar, trust_as_template
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
-# ansible-test has the checkout below ansible_collections; here a link stands in collections.
-BELOW = next(
-    (path.parent for path in ROLES.parents if path.name == "ansible_collections"), ROLES.parent / "collections"
-)
-init_plugin_loader([str(BELOW)])
 VERSIONS = {"tenantry_versions": {"kubernetes": "1.36.3", "kube_vip": "1.0.1", "kamaji": "26.8.2-edge",
                                   "etcd": "3.6.8-0", "konnectivity": "0.36.0"}}  # fmt: skip
 
