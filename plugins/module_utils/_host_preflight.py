@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from ._host_facts import Dial, Facts, UrlAnswer
 from ._inventory import minor_of
+from ._nvidia import DriverError, choose_kernel_modules
 from ._site import MANAGEMENT, NODE_PORTS, OVERLAYS, VIRTUAL_ADDRESS, WORKER, Host, Site
 
 ERROR, WARNING = "error", "warning"
@@ -494,6 +495,8 @@ def _drivers(host: Host, facts: Facts) -> Iterator[Finding]:
                 "nouveau drives its cards, and only a reboot ends that",
                 "set node_reboot_allowed: true, or blacklist nouveau and reboot it yourself",
             )
+    if driver.installed and driver.branch:
+        yield from _driver_of_cards(host, facts)
     if driver.source == "preinstalled" and not gpu.driver:
         yield _error(
             "driver-missing",
@@ -512,6 +515,16 @@ def _drivers(host: Host, facts: Facts) -> Iterator[Finding]:
             f"driver {gpu.driver} is loaded, and the matrix has branch {driver.branch}",
             "nvidia_driver_drain_confirm: true lets role nvidia_driver drain the worker and replace it",
         )
+
+
+def _driver_of_cards(host: Host, facts: Facts) -> Iterator[Finding]:
+    """Cards that the branch or the wanted kernel modules do not drive, as role nvidia_driver would refuse them."""
+    devices = [card.device.removeprefix("0x") for card in facts.gpu.cards]
+    try:
+        choose_kernel_modules(devices, host.driver.branch, host.driver.kernel_modules)
+    except DriverError as error:
+        found, _semicolon, remedy = str(error).partition("; ")
+        yield _error("driver-cards", found, remedy.rstrip("."))
 
 
 def check_runtime(host: Host, facts: Facts, site: Site) -> Iterator[Finding]:

@@ -50,6 +50,7 @@ class Driver:
 
     source: str = "none"
     build: str = "auto"
+    kernel_modules: str = "auto"
     branch: str = ""
     reboot_allowed: bool = False
 
@@ -136,6 +137,7 @@ HOST_VARIABLES = {
     "cards": "nvidia_cards",
     "driver_source": "nvidia_driver_source",
     "driver_build": "nvidia_driver_build",
+    "driver_kernel_modules": "nvidia_driver_kernel_modules",
     "driver_branch": "nvidia_driver_branch",
     "reboot_allowed": "node_reboot_allowed",
     "swap": "node_swap",
@@ -245,9 +247,10 @@ def host_from(description: Variables, answer: Variables | None = None) -> Host:
         cards=description.get("cards") or (),
         driver=Driver(
             description.get("driver_source") or "none",
-            description.get("driver_build") or "auto",
-            str(description.get("driver_branch") or ""),
-            bool(description.get("reboot_allowed")),
+            build=description.get("driver_build") or "auto",
+            kernel_modules=description.get("driver_kernel_modules") or "auto",
+            branch=str(description.get("driver_branch") or ""),
+            reboot_allowed=bool(description.get("reboot_allowed")),
         ),
         reset_confirmed=bool(description.get("reset_confirmed")),
         swap=description.get("swap") or "keep",

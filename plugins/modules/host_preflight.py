@@ -71,6 +71,10 @@ options:
         description: Where its modules are made, as in C(nvidia_driver_build).
         type: str
         default: auto
+      driver_kernel_modules:
+        description: Which kernel modules drive its cards, as in C(nvidia_driver_kernel_modules).
+        type: str
+        default: auto
       driver_branch:
         description: Branch of the driver.
         type: str
@@ -281,6 +285,7 @@ def main() -> None:
         "cards": dictionaries,
         "driver_source": {"type": "str", "default": "none"},
         "driver_build": {"type": "str", "default": "auto"},
+        "driver_kernel_modules": {"type": "str", "default": "auto"},
         "driver_branch": empty,
         "reboot_allowed": no,
         "reset_confirmed": no,

@@ -83,7 +83,7 @@ def gpu_worker(host=None, driver=None, **changes):
     described = {
         "gpu_backend": "nvidia",
         "cards": [{"model": "NVIDIA H100 80GB HBM3", "count": 2}],
-        "driver": driver or Driver("ubuntu", "auto", "580"),
+        "driver": driver or Driver("ubuntu", "auto", branch="580"),
         **(host or {}),
     }
     boot = changes.pop("boot", Boot())
@@ -230,13 +230,13 @@ CASES = [
         id="route-over-the-services",
     ),
     pytest.param(
-        gpu_worker(driver=Driver("repository", "auto", "580"), boot=Boot("on")),
+        gpu_worker(driver=Driver("repository", "auto", branch="580"), boot=Boot("on")),
         "error secure-boot: Secure Boot is on, and the driver's modules would be built on the host and signed by no "
         "enrolled key",
         id="secure-boot",
     ),
     pytest.param(
-        gpu_worker(driver=Driver("ubuntu", "dkms", "580"), boot=Boot("unknown")),
+        gpu_worker(driver=Driver("ubuntu", "dkms", branch="580"), boot=Boot("unknown")),
         "warning secure-boot-unknown: the state of Secure Boot cannot be read",
         id="secure-boot-unknown",
     ),
@@ -246,7 +246,7 @@ CASES = [
         id="nouveau",
     ),
     pytest.param(
-        gpu_worker(driver=Driver("ubuntu", "auto", "580", True), nouveau=True),
+        gpu_worker(driver=Driver("ubuntu", "auto", branch="580", reboot_allowed=True), nouveau=True),
         "warning nouveau: nouveau drives its cards",
         id="nouveau-and-a-reboot-allowed",
     ),
@@ -278,12 +278,25 @@ CASES = [
         id="driver-missing",
     ),
     pytest.param(
+        gpu_worker(cards=(replace(H100, device="0x1db6"),) * 2, driver=Driver("repository", branch="590")),
+        "error driver-cards: driver branch 590 has no support for its Volta cards",
+        id="driver-for-old-cards",
+    ),
+    pytest.param(
+        gpu_worker(
+            cards=(replace(H100, device="0x2901"),) * 2,
+            driver=Driver("repository", kernel_modules="closed", branch="580"),
+        ),
+        "error driver-cards: closed kernel modules do not drive its Blackwell cards",
+        id="closed-modules-for-new-cards",
+    ),
+    pytest.param(
         gpu_worker(runfile=True),
         "error driver-runfile: its driver was installed by NVIDIA's .run file, which packages cannot replace",
         id="runfile",
     ),
     pytest.param(
-        gpu_worker(driver=Driver("ubuntu", "auto", "590")),
+        gpu_worker(driver=Driver("ubuntu", "auto", branch="590")),
         "warning driver-branch: driver 580.95.05 is loaded, and the matrix has branch 590",
         id="another-branch",
     ),
@@ -399,7 +412,7 @@ def test_a_way_that_is_shut(host, told):
         pytest.param(gpu_worker(), id="gpu"),
         pytest.param(gpu_worker(boot=Boot("on")), id="signed-modules"),
         pytest.param(
-            gpu_worker(driver=Driver("repository", "auto", "580"), boot=Boot("on", True)), id="own-key-enrolled"
+            gpu_worker(driver=Driver("repository", "auto", branch="580"), boot=Boot("on", True)), id="own-key-enrolled"
         ),
         pytest.param(gpu_worker(models=("NVIDIA H100 80GB HBM3",) * 2), id="driver-names-the-cards"),
         pytest.param(gpu_worker(cards=(replace(H100, name=""),) * 2), id="cards-without-names"),
