@@ -28,12 +28,12 @@ SHARED = {
 DOCUMENTATION_RANGES = ("192.0.2.", "198.51.100.", "203.0.113.")
 
 
-def arguments() -> set[str]:
+def arguments() -> dict[str, dict[str, Any]]:
     """Every argument of every role."""
-    found: set[str] = set()
+    found: dict[str, dict[str, Any]] = {}
     for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
-            found |= set(entry.get("options", {}))
+            found |= entry.get("options", {})
     return found
 
 
@@ -55,7 +55,17 @@ def test_every_variable_is_an_argument_of_a_role() -> None:
         used |= set(yaml.safe_load(path.read_text())) | set(
             re.findall(r"^# ([a-z_]+_[a-z_]+): ", path.read_text(), re.M)
         )
-    assert {name for name in used - arguments() - SHARED if not name.startswith("ansible_")} == set()
+    assert {name for name in used - set(arguments()) - SHARED if not name.startswith("ansible_")} == set()
+
+
+def test_every_value_is_one_that_the_role_knows() -> None:
+    known = arguments()
+    for path in files():
+        text = path.read_text()
+        # Those that a reader may take the # from count as well.
+        for name, value in re.findall(r"^(?:# )?([a-z_]+): ([A-Za-z0-9_.-]+)$", text, re.M):
+            choices = known.get(name, {}).get("choices")
+            assert choices is None or value in map(str, choices), f"{path}: {name}: {value} is none of {choices}"
 
 
 def test_every_variable_is_explained_where_it_stands() -> None:
