@@ -9,7 +9,7 @@ KEPT = ("containerd.io", "kubeadm", "kubectl", "kubelet")
 
 
 def installed(host):
-    listed = host("ubuntu").check_output("rpm --query --all --queryformat '%%{name} %%{version}\\n'")
+    listed = host("ubuntu").check_output("rpm --query --all --queryformat '%{name} %{version}\\n'")
     return dict(line.split() for line in listed.splitlines())
 
 
