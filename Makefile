@@ -7,7 +7,7 @@ VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 INVENTORY ?= inventories/lab
-SCENARIO ?= default node
+SCENARIO ?= default node nvidia production production-ha airgap
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tenantry-gpu
 # For example: make lab ARGS='-e lab_name=second'
 ARGS ?=
