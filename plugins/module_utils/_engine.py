@@ -177,5 +177,10 @@ class Engine:
         if self.program == "docker":
             there = self.call("ps", "--all", "--format={{.Names}}").split()
             names, options = [name for name in names if name in there], []
-        if names:
+        if not names:
+            return
+        try:
+            self.call("rm", "--force", "--volumes", *options, *names)
+        except EngineError:
+            # On a busy machine a process that waits for the disk outlives podman's patience; it has died by now.
             self.call("rm", "--force", "--volumes", *options, *names)
