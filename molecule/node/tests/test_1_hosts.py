@@ -53,7 +53,7 @@ def test_every_image_comes_from_the_mirror(host, name):
 def test_the_folders_units_are_there_and_nothing_of_it_is_left_in_between(host, name):
     assert "ExecStart=/usr/local/bin/containerd" in host(name).check_output("systemctl cat containerd")
     assert "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env" in host(name).check_output("systemctl cat kubelet")
-    assert host(name).run("ls /root/.ansible/tmp").stdout == ""
+    assert host(name).run("ls ~/.ansible/tmp").stdout == ""
 
 
 def test_packages_are_pinned_and_held(host, versions):
