@@ -51,7 +51,7 @@ options:
 EXAMPLES = r"""
 - name: Containerd and kubelet are installed
   tenantry.gpu.node_programs:
-    src: /srv/tenantry/artifacts
+    src: artifacts
     programs:
       files/containerd/2.3.7/containerd-2.3.7-linux-amd64.tar.gz: /usr/local
       files/kubernetes/1.36.3/kubelet: /usr/bin/kubelet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,15 @@ Object = dict[str, Any]
 
 MODULES = sorted(path.stem for path in (ROOT / "plugins" / "modules").glob("*.py") if path.stem != "__init__")
 # They change the host that they run on; here their options are checked, and what they would do is told.
-CHECK_MODE_ONLY = ("kubeadm_worker", "lab_hosts")
+CHECK_MODE_ONLY = (
+    "artifacts_mirror",
+    "kubeadm_worker",
+    "lab_hosts",
+    "node_files",
+    "node_kernel",
+    "node_programs",
+    "node_services",
+)
 SECOND_TENANT = "tenant-b.conf"
 
 
@@ -59,6 +68,8 @@ def lay_out(folder: Path, module: str, text: str, request: pytest.FixtureRequest
     probe = ROOT / "roles" / "gpu_acceptance" / "files" / "probe.py"
     (folder / probe.name).write_bytes(probe.read_bytes())
     (folder / "tenant-a-ca.crt").write_bytes(control_plane.authority.certificate.read_bytes())
+    if module == "node_programs":
+        fill_artifacts(folder / "artifacts", set(re.findall(r"files/[\w./-]+", text)))
     for name in set(re.findall(r"\.state/\S+\.conf", text)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +77,14 @@ def lay_out(folder: Path, module: str, text: str, request: pytest.FixtureRequest
         two = module == "tenant_isolation_info" and name.endswith(SECOND_TENANT)
         plane: ControlPlane = request.getfixturevalue("second_control_plane") if two else control_plane
         path.symlink_to(plane.kubeconfig_of_module(module))
+
+
+def fill_artifacts(folder: Path, names: set[str]) -> None:
+    """A folder as playbooks/artifacts.yml leaves it, with programs that do nothing."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    (folder / "SHA256SUMS").write_text("".join(f"{hashlib.sha256(b'').hexdigest()}  {name}\n" for name in names))
 
 
 @pytest.mark.parametrize("module", MODULES)
