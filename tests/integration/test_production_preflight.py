@@ -231,4 +231,5 @@ def test_hosts_that_are_not_fit_end_the_run_with_one_table(
         ("management-0", "0"),
         ("worker-0", "0"),
         ("worker-1", "0"),
+        ("localhost", "0"),
     }
