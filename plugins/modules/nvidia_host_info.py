@@ -180,7 +180,8 @@ LIBRARIES = ("usr/lib/*-linux-gnu/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so
 SOURCE_FOLDERS = ("etc/apt/sources.list.d", "etc/yum.repos.d")
 SOURCE = re.compile(r"nvidia\.github\.io|developer\.download\.nvidia\.com")
 PACKAGE = re.compile(r"nvidia|cuda-drivers|^linux-|^kernel-devel")
-DISPLAY, BRIDGE = "0x03", "0x0680"
+DISPLAY = "0x03"
+BRIDGE = "0x0680"
 NVIDIA = "0x10de"
 ERROR = re.compile(r"\berror\b|\*\*\*", re.IGNORECASE)
 

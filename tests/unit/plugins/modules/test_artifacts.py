@@ -43,7 +43,7 @@ class Played(Mirror):
         if self.dies_after <= 0:
             raise ArtifactsError("upstream is gone")
         type(self).dies_after -= 1
-        repository, _, source = re.sub(r"docker://[^/]+/", "", command[-2]).replace("@", ":", 1).partition(":")
+        repository, source = re.sub(r"docker://[^/]+/", "", command[-2]).replace("@", ":", 1).split(":", 1)
         tag = command[-1].rpartition(":")[2]
         digest = self.upstream.copy_to(self.mirror, repository, source, tag)
         Path(command[command.index("--digestfile") + 1]).write_text(digest)
