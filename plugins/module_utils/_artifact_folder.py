@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ._checksums import SUMS, ArtifactsError, checksum, parse_sums
-from ._mirror import format_lock, format_sums, images_in, parse_lock
+from ._checksums import SUMS, ArtifactsError, checksum, format_sums, parse_sums
+from ._mirror import format_lock, images_in, parse_lock
 
 try:
     import yaml

@@ -33,6 +33,11 @@ def parse_sums(text: str) -> dict[str, str]:
     return sums
 
 
+def format_sums(sums: Mapping[str, str]) -> str:
+    """Write SHA256SUMS as sha256sum does."""
+    return "".join(f"{digest}  {path}\n" for path, digest in sorted(sums.items()))
+
+
 def read_sums(folder: Path) -> dict[str, str]:
     """Checksum by path of everything that the folder shall hold; raises ArtifactsError."""
     try:

@@ -134,11 +134,6 @@ def published(path: str, bases: Mapping[str, str], architecture: str) -> dict[st
     return {"path": path, "url": url, "checksum_url": origin.checksum.format(url=url, base=base, version=words[2])}
 
 
-def format_sums(sums: Mapping[str, str]) -> str:
-    """Write SHA256SUMS as sha256sum does."""
-    return "".join(f"{checksum}  {path}\n" for path, checksum in sorted(sums.items()))
-
-
 def published_checksum(text: str, name: str) -> str:
     """The checksum of the file ``name`` in what a project publishes: one checksum alone, or lines of sha256sum.
 

@@ -15,16 +15,9 @@ description:
     from the controller, where it runs.
   - Fails with a table of all findings when one of them is an error. Changes nothing.
   - A host that already belongs to the cluster that the inventory gives it may have what the roles put there.
-attributes:
-  check_mode:
-    support: full
-    description: The module only reads.
-  diff_mode:
-    support: none
-    description: The module only reads.
-  idempotent:
-    support: full
-    description: The module only reads.
+extends_documentation_fragment:
+  - tenantry.gpu.attributes
+  - tenantry.gpu.attributes.info_module
 options:
   hosts:
     description: The hosts, in the order in which they are told.

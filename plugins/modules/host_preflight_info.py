@@ -20,16 +20,9 @@ description:
 requirements:
   - Python 3.9 or newer on the host
   - root, for what only root may read (product UUID, programs behind ports, firmware variables)
-attributes:
-  check_mode:
-    support: full
-    description: The module only reads.
-  diff_mode:
-    support: none
-    description: The module only reads.
-  idempotent:
-    support: full
-    description: The module only reads.
+extends_documentation_fragment:
+  - tenantry.gpu.attributes
+  - tenantry.gpu.attributes.info_module
 options:
   controller_time_s:
     description:

@@ -14,16 +14,9 @@ description:
   - Looks at names, addresses and their ranges, versions, control planes, workers and cards of the whole inventory, and
     where it is a lab's, also at this machine's routes, container engine, disk and memory. Touches no other host.
   - Fails with every finding, each a sentence that says what to do. Changes nothing.
-attributes:
-  check_mode:
-    support: full
-    description: The module only reads.
-  diff_mode:
-    support: none
-    description: The module only reads.
-  idempotent:
-    support: full
-    description: The module only reads.
+extends_documentation_fragment:
+  - tenantry.gpu.attributes
+  - tenantry.gpu.attributes.info_module
 options:
   management:
     description: The management cluster.

@@ -15,16 +15,9 @@ author:
 description:
   - Reads in one look what the roles nvidia_driver and nvidia_container_toolkit decide by.
   - Cards are read from the PCI bus, so no driver and no program is needed for them.
-attributes:
-  check_mode:
-    support: full
-    description: The module only reads.
-  diff_mode:
-    support: none
-    description: The module only reads.
-  idempotent:
-    support: full
-    description: The module only reads.
+extends_documentation_fragment:
+  - tenantry.gpu.attributes
+  - tenantry.gpu.attributes.info_module
 options: {}
 notes:
   - Runs on Debian's and Red Hat's family with Python 3.9 or newer; what cannot be read is empty.

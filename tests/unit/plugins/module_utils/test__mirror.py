@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.tenantry.gpu.plugins.module_utils._checksums import ArtifactsError, parse_sums
+from ansible_collections.tenantry.gpu.plugins.module_utils._checksums import ArtifactsError, format_sums, parse_sums
 from ansible_collections.tenantry.gpu.plugins.module_utils._mirror import (
     Part,
     Reference,
     collisions,
     complete_list,
     format_lock,
-    format_sums,
     images_in,
     parse_lock,
     parse_reference,
