@@ -40,13 +40,13 @@ class Site:
         return self.podman("exec", f"{self.state.name}-{host}", "sh", "-c", command)
 
     def playbook(self, name: str, *options: str) -> subprocess.Popen[str]:
-        """Start a playbook with this scenario's inventory and the later tenant's."""
-        folders = ("molecule/hosts/inventory", "molecule/production-ha/inventory", "molecule/production-ha/later")
-        inventories = [f"--inventory={ROOT / folder}" for folder in folders]
+        """Start a playbook of the project with this scenario's inventory and the later tenant's."""
+        parts = ("hosts/inventory", "production-ha/inventory", "production-ha/grown", "production-ha/later")
+        inventories = [f"--inventory={ROOT / 'molecule' / part}" for part in parts]
         program = Path(sys.executable).with_name("ansible-playbook")
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_FORCE_COLOR": "0"}
         return subprocess.Popen(
-            [str(program), *inventories, *options, str(ROOT / "playbooks" / name)],
+            [str(program), *inventories, *options, str(ROOT / name)],
             env=environment,
             text=True,
             stdout=subprocess.PIPE,

@@ -1,4 +1,7 @@
-"""Three management hosts: what is spread, what is saved, and what happens when one is lost. The order counts."""
+"""Three management hosts: what is spread, what is saved, what happens when one is lost, and when one is replaced.
+
+The order counts.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from production_site import MANAGEMENT, Site
 API_BACK_S = 30.0
 TENANT_S = 300.0
 BACK_S = 240.0
+REPLACED_S = 600.0
 # What tells whether anything was lost: by name and identity. Leases, events and what runs move by themselves.
 KINDS = {
     "/api/v1": ("namespaces", "configmaps", "secrets", "services", "serviceaccounts", "persistentvolumes"),
@@ -113,7 +117,7 @@ def test_etcd_was_saved(site: Site, host: str) -> None:
 
 
 def test_a_check_runs_to_the_end(site: Site) -> None:
-    run = site.playbook("site.yml", "--check", "--limit=all,!tenant-b")
+    run = site.playbook("playbooks/site.yml", "--check", "--limit=all,!tenant-b")
     output, _ = run.communicate(timeout=TENANT_S)
     assert run.returncode == 0, output
     assert "failed=0" in output
@@ -171,7 +175,7 @@ def test_a_host_is_lost_while_a_tenant_is_made(site: Site, lost: str, capsys: py
         api.request("post", "/api/v1/namespaces/default/configmaps", body=note)
     before, tenant_before = identities(management, KINDS), identities(tenant, OF_A_TENANT)
     watch = Watch(site.server)
-    run = site.playbook("stages/4_tenants.yml", "--limit=tenant-b")
+    run = site.playbook("playbooks/stages/4_tenants.yml", "--limit=tenant-b")
     try:
         path = "/apis/kamaji.clastix.io/v1alpha1/namespaces/tenant-b/tenantcontrolplanes"
         wait_for("tenant-b is declared", lambda: items(management, path), 60)
@@ -217,3 +221,82 @@ def test_the_host_comes_back(site: Site, lost: str) -> None:
     ):
         wait_for(f"{selector} on every host", lambda n=namespace, s=selector: everywhere(n, s), BACK_S)
     assert holder(site)
+
+
+# The first host: it founded both etcds, and the kubeconfig on the controller was its.
+REPLACED = "management-0"
+
+
+@pytest.fixture(scope="module")
+def anew(site: Site) -> dict[str, set[tuple[str, str]]]:
+    """The host is installed anew; what the clusters had before."""
+    before = {
+        "management": identities(site.api("management"), KINDS),
+        "tenant-a": identities(site.api("tenant-a"), OF_A_TENANT),
+    }
+    site.podman("rm", "--force", "--volumes", f"{site.state.name}-{REPLACED}")
+    site.podman("volume", "rm", f"{site.state.name}-{REPLACED}-containerd")
+    run = site.playbook("molecule/hosts/create.yml")
+    output, _ = run.communicate(timeout=REPLACED_S)
+    assert run.returncode == 0, output
+    return before
+
+
+def replace(site: Site, *options: str) -> subprocess.Popen[str]:
+    return site.playbook("playbooks/site.yml", "--limit=localhost,management", *options)
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: Site) -> None:
+    run = replace(site)
+    output, _ = run.communicate(timeout=REPLACED_S)
+    assert run.returncode != 0
+    assert (
+        f"{REPLACED}: the cluster has a Node {REPLACED} of that address, and the host knows nothing of it; set"
+        " management_cluster_replace_confirm to remove that Node and its etcd member and to join the host again."
+    ) in " ".join(output.split())
+    assert site.on(REPLACED, "ls -A /etc/kubernetes/manifests 2>/dev/null || true").split() == []
+
+
+@pytest.mark.usefixtures("anew")
+def test_the_controller_and_the_join_are_killed(site: Site) -> None:
+    run = replace(site, "--extra-vars=management_cluster_replace_confirm=true")
+    try:
+        wait_for(
+            "kubeadm has declared etcd", lambda: site.on(REPLACED, "ls /etc/kubernetes/manifests/etcd.yaml"), REPLACED_S
+        )
+    finally:
+        run.kill()
+        run.communicate()
+    site.on(REPLACED, "kill -9 $(pidof kubeadm)")
+
+
+def test_the_next_run_replaces_the_host(site: Site, anew: dict[str, set[tuple[str, str]]]) -> None:
+    run = replace(site, "--extra-vars=management_cluster_replace_confirm=true")
+    output, _ = run.communicate(timeout=REPLACED_S)
+    assert run.returncode == 0, output
+    management = site.api("management")
+    for namespace, selector in (
+        ("kube-system", "component=etcd"),
+        ("kube-system", "component=kube-apiserver"),
+        ("kamaji-system", "app.kubernetes.io/instance=datastore"),
+    ):
+        wait_for(
+            f"{selector} on every host",
+            lambda n=namespace, s=selector: sorted(hosts_of(management, n, s)) == sorted(MANAGEMENT),
+            BACK_S,
+        )
+    assert anew["management"] - identities(management, KINDS) == set()
+    assert anew["tenant-a"] - identities(site.api("tenant-a"), OF_A_TENANT) == set()
+
+
+def test_every_member_votes_and_nobody_else_is_let_in(site: Site) -> None:
+    etcd = (
+        "crictl ps --quiet --label io.kubernetes.container.name=etcd --label io.kubernetes.pod.namespace=kamaji-system"
+    )
+    said = site.on(MANAGEMENT[1], f"crictl exec $({etcd}) etcdctl member list --write-out=json")
+    listed = json.loads(said)["members"]
+    assert {each["name"] for each in listed if not each.get("isLearner")} == {f"datastore-{n}" for n in range(3)}
+    maps = items(site.api("management"), "/api/v1/namespaces/kamaji-system/configmaps")
+    (bootstrap,) = (each["data"] for each in maps if each["metadata"]["name"] == "datastore-bootstrap")
+    assert bootstrap["initial-cluster"].startswith("nobody=")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -92,12 +93,89 @@ def test_three_members_have_a_host_and_a_folder_each() -> None:
     assert role.one("etcd.yml.j2", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_one_member_is_what_the_lab_always_had() -> None:
-    objects = Role("datastore", datastore_storage="host_path").objects("etcd.yml.j2")
-    assert [each["kind"] for each in objects] == ["Service", "StatefulSet"]
-    assert "affinity" not in objects[1]["spec"]["template"]["spec"]
-    replaced = Role("datastore", datastore_cluster_state="existing").one("etcd.yml.j2", "StatefulSet")
-    assert "--initial-cluster-state=existing" in replaced["spec"]["template"]["spec"]["containers"][0]["command"]
+def test_one_member_can_become_three() -> None:
+    """What Kubernetes lets nobody change in a StatefulSet is the same for one and for three."""
+    one, three = (
+        Role("datastore", datastore_members=count, datastore_storage="host_path", datastore_hosts=HOSTS)
+        for count in (1, 3)
+    )
+    specs = [role.one("etcd.yml.j2", "StatefulSet")["spec"] for role in (one, three)]
+    for part in ("volumeClaimTemplates", "serviceName", "selector", "podManagementPolicy"):
+        assert specs[0][part] == specs[1][part]
+    assert specs[0]["template"]["spec"]["containers"] == specs[1]["template"]["spec"]["containers"]
+    assert "replicas" not in specs[1], "further members come in by members.yml"
+    assert "affinity" not in specs[0]["template"]["spec"]
+
+
+LAST_WORDS = "couldn't find local name 'datastore-1' in the initial cluster configuration"
+FOUNDER = {"ID": 15985099378392235387, "name": "datastore-0",
+           "peerURLs": ["https://datastore-0.datastore.kamaji-system.svc.cluster.local:2380"]}  # fmt: skip
+OTHER_PEER = "https://datastore-1.datastore.kamaji-system.svc.cluster.local:2380"
+
+
+def pod(name: str, *, ready: bool, words: str = "") -> dict[str, Any]:
+    container = {"lastState": {"terminated": {"message": words}}} if words else {}
+    status = {"conditions": [{"type": "Ready", "status": str(ready)}], "containerStatuses": [container]}
+    return {"metadata": {"name": name}, "status": status}
+
+
+def members(*pods: dict[str, Any], known: list[dict[str, Any]] | None = None, **variables: Any) -> Role:
+    applied = {"result": {"results": [{"result": {"kind": "StatefulSet", "spec": {"replicas": len(pods)}}}]}}
+    listed = {"stdout": json.dumps({"members": known or [FOUNDER]})}
+    seen = {"__datastore_applied": applied, "__datastore_pods": {"resources": list(pods)}, "__datastore_list": listed}
+    return Role("datastore", datastore_members=3, __datastore_number=1, **(seen | variables))
+
+
+@pytest.mark.parametrize(
+    ("words", "confirmed", "lost", "sentence"),
+    [
+        ("", False, [], ""),  # its host is away, which is nobody's error
+        (
+            "", True, [],
+            "datastore-1: datastore_replace_confirm is set, and this member is neither ready nor without data; see its"
+            " pod in kamaji-system, or unset it while the host is away.",
+        ),
+        (
+            LAST_WORDS, False, ["datastore-1"],
+            "datastore-1: the datastore knows this member, and it has no data; set datastore_replace_confirm to remove"
+            " it from etcd and to let it in again with the data of the others.",
+        ),
+        (LAST_WORDS, True, ["datastore-1"], ""),
+    ],
+)  # fmt: skip
+def test_a_member_that_is_not_ready(words: str, confirmed: bool, lost: list[str], sentence: str) -> None:
+    role = members(
+        pod("datastore-0", ready=True),
+        pod("datastore-1", ready=False, words=words),
+        pod("datastore-2", ready=True, words=LAST_WORDS),  # came back in the meantime
+        datastore_replace_confirm=confirmed,
+    )
+    assert role.value("__datastore_lost") == lost
+    assert role.value("__datastore_members_finding") == sentence
+
+
+@pytest.mark.parametrize(
+    ("known", "listed"),
+    [
+        ([FOUNDER], {}),
+        ([FOUNDER, {"ID": 7, "peerURLs": [OTHER_PEER], "isLearner": True}], 7),  # let in, not started yet
+        ([FOUNDER, {"ID": 7, "name": "datastore-1", "peerURLs": [OTHER_PEER], "isLearner": True}], 7),
+    ],
+)
+def test_with_whom_a_member_joins(known: list[dict[str, Any]], listed: object) -> None:
+    role = members(pod("datastore-0", ready=True), known=known)
+    found = role.value("__datastore_listed")
+    assert (found["ID"] if found else found) == listed
+    joins = [*role.value("__datastore_others"), f"datastore-1={OTHER_PEER}"]
+    assert joins == [f"datastore-0={FOUNDER['peerURLs'][0]}", f"datastore-1={OTHER_PEER}"]
+    bootstrap = role.objects("bootstrap.yml.j2", __datastore_join=joins)
+    assert bootstrap[0]["data"] == {"initial-cluster": ",".join(joins), "initial-cluster-state": "existing"}
+    assert bootstrap[1]["spec"] == {"replicas": 2}
+
+
+def test_outside_of_a_join_nobody_comes_in() -> None:
+    (closed,) = members(pod("datastore-0", ready=True)).objects("bootstrap.yml.j2")
+    assert closed["data"]["initial-cluster"] == "nobody=https://nobody.invalid:2380"
 
 
 def test_secrets_of_a_datastore_that_is_there() -> None:
