@@ -15,11 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import ansible_collections
-
-ansible_collections.__path__.append(str(Path(__file__).resolve().parents[1] / "collections" / "ansible_collections"))
+import checkout  # noqa: F401
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._capacity import Fleet, Host
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import cards_from_profiles

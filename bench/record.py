@@ -22,21 +22,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPSConnection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import checkout  # noqa: F401
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
-
-# With Ansible or without it.
-COLLECTIONS = Path(__file__).resolve().parents[1] / "collections"
-sys.path.append(str(COLLECTIONS))
-import ansible_collections
-
-if find_spec("ansible_collections.tenantry") is None:
-    ansible_collections.__path__.append(str(COLLECTIONS / "ansible_collections"))
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     NODE_CORDON,

@@ -21,17 +21,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# With Ansible or without it.
-COLLECTIONS = Path(__file__).resolve().parents[1] / "collections"
-sys.path.append(str(COLLECTIONS))
-import ansible_collections
-
-if find_spec("ansible_collections.tenantry") is None:
-    ansible_collections.__path__.append(str(COLLECTIONS / "ansible_collections"))
+import checkout  # noqa: F401
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._hami import (
     DEVICE_NVIDIA,
