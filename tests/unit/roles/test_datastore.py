@@ -173,6 +173,24 @@ def test_with_whom_a_member_joins(known: list[dict[str, Any]], listed: object) -
     assert bootstrap[1]["spec"] == {"replicas": 2}
 
 
+@pytest.mark.parametrize(
+    ("added", "known"),
+    [
+        (
+            {"stdout": "Member 578c2e9cb07cedfc added as learner to cluster a7ef944b95711739\n\nETCD_NAME=..."},
+            [FOUNDER],
+        ),
+        (  # by a run that was cut off
+            {"skipped": True},
+            [FOUNDER, {"ID": 0x578C2E9CB07CEDFC, "name": "datastore-1", "peerURLs": [OTHER_PEER], "isLearner": True}],
+        ),
+    ],
+)
+def test_who_gets_its_vote(added: dict[str, Any], known: list[dict[str, Any]]) -> None:
+    role = members(pod("datastore-0", ready=True), known=known, __datastore_added=added)
+    assert role.value("__datastore_id") == "578c2e9cb07cedfc"
+
+
 def test_outside_of_a_join_nobody_comes_in() -> None:
     (closed,) = members(pod("datastore-0", ready=True)).objects("bootstrap.yml.j2")
     assert closed["data"]["initial-cluster"] == "nobody=https://nobody.invalid:2380"
