@@ -39,14 +39,15 @@ class Site:
         """What a shell command prints on a host."""
         return self.podman("exec", f"{self.state.name}-{host}", "sh", "-c", command)
 
-    def playbook(self, name: str, *options: str) -> subprocess.Popen[str]:
-        """Start a playbook of the project with this scenario's inventory and the later tenant's."""
+    def run(self, *words: str) -> subprocess.Popen[str]:
+        """Start playbooks of the project with this scenario's inventory and the later tenant's."""
         parts = ("hosts/inventory", "production-ha/inventory", "production-ha/grown", "production-ha/later")
-        inventories = [f"--inventory={ROOT / 'molecule' / part}" for part in parts]
+        inventories = [f"--inventory=molecule/{part}" for part in parts]
         program = Path(sys.executable).with_name("ansible-playbook")
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_FORCE_COLOR": "0"}
         return subprocess.Popen(
-            [str(program), *inventories, *options, str(ROOT / name)],
+            [str(program), *inventories, *words],
+            cwd=ROOT,
             env=environment,
             text=True,
             stdout=subprocess.PIPE,

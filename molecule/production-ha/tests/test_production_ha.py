@@ -73,6 +73,21 @@ def wait_for(what: str, seen: Callable[[], object], within_s: float) -> None:
     pytest.fail(f"not within {within_s:.0f} s: {what}; seen last: {last}")
 
 
+def wait_for_every_host(site: Site) -> None:
+    """Wait until what keeps data, and the API servers, are ready on each host."""
+    management = site.api("management")
+    for namespace, selector in (
+        ("kube-system", "component=etcd"),
+        ("kube-system", "component=kube-apiserver"),
+        ("kamaji-system", "app.kubernetes.io/instance=datastore"),
+    ):
+        wait_for(
+            f"{selector} on every host",
+            lambda n=namespace, s=selector: sorted(hosts_of(management, n, s)) == sorted(MANAGEMENT),
+            BACK_S,
+        )
+
+
 @pytest.mark.parametrize(
     ("namespace", "selector", "copies"),
     [
@@ -117,7 +132,7 @@ def test_etcd_was_saved(site: Site, host: str) -> None:
 
 
 def test_a_check_runs_to_the_end(site: Site) -> None:
-    run = site.playbook("playbooks/site.yml", "--check", "--limit=all,!tenant-b")
+    run = site.run("playbooks/site.yml", "--check", "--limit=all,!tenant-b")
     output, _ = run.communicate(timeout=TENANT_S)
     assert run.returncode == 0, output
     assert "failed=0" in output
@@ -175,7 +190,7 @@ def test_a_host_is_lost_while_a_tenant_is_made(site: Site, lost: str, capsys: py
         api.request("post", "/api/v1/namespaces/default/configmaps", body=note)
     before, tenant_before = identities(management, KINDS), identities(tenant, OF_A_TENANT)
     watch = Watch(site.server)
-    run = site.playbook("playbooks/stages/4_tenants.yml", "--limit=tenant-b")
+    run = site.run("playbooks/stages/4_tenants.yml", "--limit=tenant-b")
     try:
         path = "/apis/kamaji.clastix.io/v1alpha1/namespaces/tenant-b/tenantcontrolplanes"
         wait_for("tenant-b is declared", lambda: items(management, path), 60)
@@ -209,17 +224,7 @@ def test_the_datastore_keeps_its_quorum(site: Site, lost: str) -> None:
 
 def test_the_host_comes_back(site: Site, lost: str) -> None:
     site.podman("start", f"{site.state.name}-{lost}")
-    management = site.api("management")
-
-    def everywhere(namespace: str, selector: str) -> bool:
-        return sorted(hosts_of(management, namespace, selector)) == sorted(MANAGEMENT)
-
-    for namespace, selector in (
-        ("kube-system", "component=etcd"),
-        ("kube-system", "component=kube-apiserver"),
-        ("kamaji-system", "app.kubernetes.io/instance=datastore"),
-    ):
-        wait_for(f"{selector} on every host", lambda n=namespace, s=selector: everywhere(n, s), BACK_S)
+    wait_for_every_host(site)
     assert holder(site)
 
 
@@ -236,19 +241,20 @@ def anew(site: Site) -> dict[str, set[tuple[str, str]]]:
     }
     site.podman("rm", "--force", "--volumes", f"{site.state.name}-{REPLACED}")
     site.podman("volume", "rm", f"{site.state.name}-{REPLACED}-containerd")
-    run = site.playbook("molecule/hosts/create.yml")
+    run = site.run("molecule/hosts/create.yml")
     output, _ = run.communicate(timeout=REPLACED_S)
     assert run.returncode == 0, output
     return before
 
 
-def replace(site: Site, *options: str) -> subprocess.Popen[str]:
-    return site.playbook("playbooks/site.yml", "--limit=localhost,management", *options)
+STAGES = ("playbooks/stages/2_nodes.yml", "playbooks/stages/3_management.yml")
+OF_MANAGEMENT = "--limit=localhost,management"
+CONFIRMED = "--extra-vars=management_cluster_replace_confirm=true"
 
 
 @pytest.mark.usefixtures("anew")
 def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: Site) -> None:
-    run = replace(site)
+    run = site.run(*STAGES, OF_MANAGEMENT)
     output, _ = run.communicate(timeout=REPLACED_S)
     assert run.returncode != 0
     assert (
@@ -260,33 +266,25 @@ def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: 
 
 @pytest.mark.usefixtures("anew")
 def test_the_controller_and_the_join_are_killed(site: Site) -> None:
-    run = replace(site, "--extra-vars=management_cluster_replace_confirm=true")
+    """In the moment at which the host's etcd is declared, and does not vote yet."""
+    run = site.run(STAGES[1], OF_MANAGEMENT, CONFIRMED)
     try:
-        wait_for(
-            "kubeadm has declared etcd", lambda: site.on(REPLACED, "ls /etc/kubernetes/manifests/etcd.yaml"), REPLACED_S
-        )
+        etcd = "test -e /etc/kubernetes/manifests/etcd.yaml && echo declared"
+        wait_for("kubeadm has declared etcd", lambda: site.on(REPLACED, etcd), REPLACED_S)
     finally:
         run.kill()
-        run.communicate()
+        output, _ = run.communicate()
+        print(output)
     site.on(REPLACED, "kill -9 $(pidof kubeadm)")
+    assert "PLAY RECAP" not in output
 
 
 def test_the_next_run_replaces_the_host(site: Site, anew: dict[str, set[tuple[str, str]]]) -> None:
-    run = replace(site, "--extra-vars=management_cluster_replace_confirm=true")
+    run = site.run(STAGES[1], OF_MANAGEMENT, CONFIRMED)
     output, _ = run.communicate(timeout=REPLACED_S)
     assert run.returncode == 0, output
-    management = site.api("management")
-    for namespace, selector in (
-        ("kube-system", "component=etcd"),
-        ("kube-system", "component=kube-apiserver"),
-        ("kamaji-system", "app.kubernetes.io/instance=datastore"),
-    ):
-        wait_for(
-            f"{selector} on every host",
-            lambda n=namespace, s=selector: sorted(hosts_of(management, n, s)) == sorted(MANAGEMENT),
-            BACK_S,
-        )
-    assert anew["management"] - identities(management, KINDS) == set()
+    wait_for_every_host(site)
+    assert anew["management"] - identities(site.api("management"), KINDS) == set()
     assert anew["tenant-a"] - identities(site.api("tenant-a"), OF_A_TENANT) == set()
 
 
