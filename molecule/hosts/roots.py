@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PACKAGES = "systemd-sysv,dbus,python3,python3-apt,iproute2,procps,ca-certificates,kmod,libseccomp2,gnupg"
+PACKAGES = "systemd-sysv,dbus,python3,python3-apt,iproute2,procps,ca-certificates,kmod,libseccomp2,gnupg,pci.ids"
 LEFT_OUT = ("man", "doc", "locale", "info")
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 # Newer systemd refuses cgroup version 1 unless it is told to take it.

@@ -263,9 +263,24 @@ CASES = [
     ),
     pytest.param(
         gpu_worker(cards=(H100, replace(H100, name="AD102GL [L40S]"))),
-        "error cards-model: nvidia_cards says 2 of NVIDIA H100 80GB HBM3, and 1 of that were found among "
+        "warning cards-model: nvidia_cards says 2 of NVIDIA H100 80GB HBM3, and 1 of that were found among "
         "1 x GH100 [H100 SXM5 80GB], 1 x AD102GL [L40S]",
-        id="another-model",
+        id="another-model-by-pci-ids",
+    ),
+    pytest.param(
+        gpu_worker(
+            host={"cards": [{"model": "NVIDIA H100 NVL", "count": 2}]},
+            cards=(replace(H100, device="0x2321", name="GH100 [H100L 94GB]"),) * 2,
+        ),
+        "warning cards-model: nvidia_cards says 2 of NVIDIA H100 NVL, and 0 of that were found among "
+        "2 x GH100 [H100L 94GB]",
+        id="the-same-model-by-another-name",
+    ),
+    pytest.param(
+        gpu_worker(models=("NVIDIA H100 80GB HBM3", "NVIDIA L40S")),
+        "error cards-model: nvidia_cards says 2 of NVIDIA H100 80GB HBM3, and 1 of that were found among "
+        "1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA L40S",
+        id="another-model-by-the-driver",
     ),
     pytest.param(
         gpu_worker(cards=(H100, replace(H100, driver="vfio-pci"))),
