@@ -165,6 +165,24 @@ def test_a_datastore_that_is_there_already(
         assert secrets[reference["name"]][reference["keyPath"]]
 
 
+def test_members_are_not_taken_away(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """Two of three members that stop would take the quorum with them."""
+    where = {"datastore_namespace": "shrinking", "datastore_kubeconfig": str(control_plane.kubeconfig)}
+    role = Role("datastore", datastore_members=3, **where)
+    three = dict(role.one("etcd.yml.j2", "StatefulSet"))
+    three["spec"] |= {"replicas": 3}
+    control_plane.api.create("/api/v1/namespaces", {"metadata": {"name": "shrinking"}})
+    control_plane.api.create("/apis/apps/v1/namespaces/shrinking/statefulsets", three)
+    values = {**VERSIONS, **where, "tenantry_state_dir": str(tmp_path), "datastore_members": 1}
+    run = run_play(tmp_path / "run", {"roles": ["tenantry.gpu.datastore"]}, values)
+    assert (
+        "The datastore has 3 members and datastore_members is 1; members are not taken away, because the others would"
+        " lose their quorum: set it to 3." in said(run)
+    )
+    assert control_plane.api.get("/apis/apps/v1/namespaces/shrinking/statefulsets/datastore")["spec"]["replicas"] == 3
+    control_plane.api.delete("/api/v1/namespaces/shrinking")
+
+
 def test_several_api_servers_of_a_tenant(control_plane: ControlPlane, kamaji_chart: Path) -> None:
     """The API takes what is said of spreading as it is written, nothing is dropped as unknown."""
     for source in (kamaji_chart / "crds").glob("*.yaml"):
