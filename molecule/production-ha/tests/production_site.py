@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import yaml
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
@@ -53,3 +54,11 @@ class Site:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def finish(self, run: subprocess.Popen[str], within_s: float) -> str:
+        """What a run prints to its end; one that takes longer is killed, and what it printed is in the failure."""
+        try:
+            return run.communicate(timeout=within_s)[0]
+        except subprocess.TimeoutExpired:
+            run.kill()
+            pytest.fail(f"not at its end after {within_s:.0f} s: {run.communicate()[0]}")

@@ -112,7 +112,7 @@ def test_a_choice_changes_the_list(listed: Callable[..., List]) -> None:
         artifacts_architecture="arm64",
     )
     images = references(found)
-    assert "docker.io/cloudnativelabs/kube-router:v2.1.0" not in images
+    assert not [each for each in images if "kube-router" in each]
     assert {image for image in images if "calico/node" in image}
     assert {
         "registry.k8s.io/kube-apiserver:v1.35.6",
