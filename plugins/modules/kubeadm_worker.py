@@ -17,6 +17,8 @@ description:
   - A host has joined when its kubelet's own kubeconfig points to O(server) and trusts O(certificate_authority), and
     the API, asked with the kubelet's own certificate, has its Node. A kubelet registers its Node only when it starts;
     where the Node was deleted meanwhile, the kubelet is started again.
+  - A host that leaves its cluster, or whose Node was deleted, loses the configuration that kube-router or Calico wrote
+    for that Node into C(/etc/cni/net.d); files of others there stay.
   - Whether the Node is Ready is for the cluster to say, ask it with M(kubernetes.core.k8s_info).
   - What a join that was cut off left behind is removed before the next try. A host that belongs to another cluster
     is refused.
@@ -164,6 +166,13 @@ LEFTOVERS = (
     "var/lib/kubelet/config.yaml",
     "var/lib/kubelet/instance-config.yaml",
     "var/lib/kubelet/kubeadm-flags.env",
+)
+# What kube-router and Calico write for one Node, and kubeadm reset leaves: the range of its pods, the way to its API.
+# Pods that start before the new Node's network has written its own would have addresses of the other one.
+NETWORK_FILES = (
+    "etc/cni/net.d/10-kuberouter.conflist",
+    "etc/cni/net.d/10-calico.conflist",
+    "etc/cni/net.d/calico-kubeconfig",
 )
 RETRY_S = 0.3
 ASK_TIMEOUT_S = 5
@@ -353,6 +362,7 @@ class Worker:
     def register_again(self, wanted: Wanted) -> None:
         """Start the kubelet again, and wait until the API has its Node."""
         deadline = time.monotonic() + wanted.timeout_s
+        self.remove_network()
         status, output = self.run(["systemctl", "restart", "kubelet"])
         if status:
             raise WorkerError(f"The kubelet could not be started again: {failure_of(output)}")
@@ -416,6 +426,12 @@ class Worker:
         status, output = self.run(["kubeadm", "reset", "--force"])
         if status:
             raise WorkerError(f"kubeadm reset failed: {failure_of(output)}")
+        self.remove_network()
+
+    def remove_network(self) -> None:
+        """Remove the network's configuration of a Node that the host is no more."""
+        for name in NETWORK_FILES:
+            (self.root / name).unlink(missing_ok=True)
 
 
 def node_state_of(status: int, answer: dict[str, Any]) -> NodeState:

@@ -130,6 +130,10 @@ agents:
       description: How many dials, to any address, failed. Null if it serves no such count.
       type: int
       sample: 0
+    unread:
+      description: Why it could not be asked, as one on a lost node cannot. Empty where it was.
+      type: str
+      sample: ''
 metric:
   description: The API server's own count of dials through its egress, by protocol and transport.
   returned: success
@@ -211,7 +215,12 @@ def why_not(agents: list[Object], address: str, metric: list[str], answered: str
         return "the tunnel's agent has no pod; see whether its DaemonSet or Deployment has a node to run on"
     dialled = [agent for agent in agents if agent["dials"]]
     if not dialled:
-        return f"no agent's log says that it dialled {address}"
+        unread = [
+            f"{agent['name']} on {agent['node']} could not be asked: {agent['unread']}"
+            for agent in agents
+            if agent["unread"]
+        ]
+        return "; ".join([f"no agent's log says that it dialled {address}", *unread])
     if not any(agent["counted"] is None or agent["counted"] >= agent["dials"] for agent in dialled):
         return f"no agent that says it dialled {address} counts as many dials ({AGENT_DIALS})"
     if total(metric) == 0:
@@ -251,9 +260,15 @@ def read_agent(cluster: Cluster, pod: Object, address: str, metrics_port: int | 
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     lines: list[str] = []
     counted, failures = None, None
+    unread = ""
     if (pod.get("status") or {}).get("phase") == "Running":
-        lines = dials_of(cluster.text(f"{path}/log"), address)
-        if metrics_port is not None:
+        try:
+            lines = dials_of(cluster.text(f"{path}/log"), address)
+        except ClusterError as error:
+            if error.status == 403:
+                raise
+            unread = str(error)
+        if metrics_port is not None and not unread:
             counted, failures = agent_counts(cluster, path, metrics_port)
     return {
         "name": name,
@@ -262,6 +277,7 @@ def read_agent(cluster: Cluster, pod: Object, address: str, metrics_port: int | 
         "line": lines[-1] if lines else "",
         "counted": counted,
         "failures": failures,
+        "unread": unread,
     }
 
 

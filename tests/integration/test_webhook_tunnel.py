@@ -50,3 +50,27 @@ def test_a_webhook_out_of_reach_is_said(control_plane: ControlPlane, tunnel: Tun
     answer = ask(control_plane, tmp_path)
     assert not answer["tunnelled"]
     assert "failed calling webhook" in answer["reason"]
+
+
+def test_an_agent_on_a_lost_node_is_told_and_hides_no_other(
+    control_plane: ControlPlane, tunnel: Tunnel, tmp_path: Path
+) -> None:
+    pods = "/api/v1/namespaces/kube-system/pods"
+    api = control_plane.api
+    api.create(
+        pods,
+        {
+            "metadata": {"name": "konnectivity-agent-1", "labels": {"k8s-app": "konnectivity-agent"}},
+            "spec": {"nodeName": "lost-node", "containers": [{"name": "agent", "image": "none"}]},
+        },
+    )
+    try:
+        api.patch(f"{pods}/konnectivity-agent-1/status", {"status": {"phase": "Running"}})
+        answer = ask(control_plane, tmp_path)
+    finally:
+        api.delete(f"{pods}/konnectivity-agent-1")
+    assert (answer["tunnelled"], answer["reason"]) == (True, ""), answer
+    assert {agent["node"]: bool(agent["unread"]) for agent in answer["agents"]} == {
+        "tunnel-node": False,
+        "lost-node": True,
+    }

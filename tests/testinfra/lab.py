@@ -16,6 +16,7 @@ from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 from testinfra.host import Host
 
+ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"tenant-a": "a-worker-0", "tenant-b": "b-worker-0"}
 
 
@@ -42,6 +43,13 @@ class Lab:
 
     def server(self, cluster: str) -> str:
         return str(yaml.safe_load(self.kubeconfig(cluster).read_text())["clusters"][0]["cluster"]["server"])
+
+    def play(self, playbook: str, *words: str) -> None:
+        """Run a playbook of the project on this lab."""
+        program = Path(sys.executable).with_name("ansible-playbook")
+        command = [program, "-i", "inventories/lab", playbook, "-e", f"lab_name={self.name}", *words]
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def run_module(self, tenant: str, module: str, **options: Any) -> dict[str, Any]:
         """What a module of the collection answers for a tenant's cluster."""

@@ -16,6 +16,8 @@ AUTHORITY = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
 OTHER_AUTHORITY = AUTHORITY.replace("AAAA", "BBBB")
 SERVER = "https://192.0.2.128:6443"
 TOKEN = "abcdef.0123456789abcdef"
+# What kube-router wrote for the Node that the host was.
+NETWORK = "etc/cni/net.d/10-kuberouter.conflist"
 
 
 def kubeconfig(server: str = SERVER, authority: str = AUTHORITY) -> str:
@@ -132,6 +134,7 @@ def test_a_node_that_was_deleted_is_registered_again(
     worker: module.Worker, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.write(module.KUBELET_CONF, kubeconfig())
+    host.write(NETWORK)
     answers = [module.NodeState(False), module.NodeState(False), module.NodeState(True)]
     monkeypatch.setattr(worker, "node_state", lambda _wanted: answers.pop(0))
 
@@ -140,6 +143,7 @@ def test_a_node_that_was_deleted_is_registered_again(
     assert outcome.changed and outcome.joined and outcome.node.registered is False
     assert host.calls == [["systemctl", "restart", "kubelet"]]
     assert outcome.before == f"worker of {SERVER} (without its Node)"
+    assert not host.has(NETWORK)
 
 
 def test_in_check_mode_a_node_that_was_deleted_is_only_told(
@@ -283,11 +287,15 @@ def test_a_host_of_another_cluster_is_refused(
 
 
 def test_a_host_of_another_cluster_is_reset_when_confirmed(worker: module.Worker, host: Host) -> None:
+    others = "etc/cni/net.d/87-podman-bridge.conflist"
+    for name in (NETWORK, others):
+        host.write(name)
     host.write(module.KUBELET_CONF, kubeconfig(server="https://192.0.2.129:6443"))
 
     assert joined(worker, confirm=True).changed
 
     assert [call[1] for call in host.calls] == ["reset", "join"]
+    assert host.has(others) and not host.has(NETWORK)
 
 
 def test_a_control_plane_is_no_worker(worker: module.Worker, host: Host) -> None:

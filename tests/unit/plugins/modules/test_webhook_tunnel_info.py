@@ -39,7 +39,7 @@ class FakeCluster:
             "metadata": {"name": "hami-webhook"},
             "webhooks": [{"clientConfig": {"service": service}, "failurePolicy": "Fail"}],
         }
-        self.agents = {"agent-1": f"{OTHER}\n{LINE}\n{OTHER}\n"}
+        self.agents: dict[str, str | ClusterError] = {"agent-1": f"{OTHER}\n{LINE}\n{OTHER}\n"}
         self.phase = "Running"
         self.metric = f"# HELP\n{METRIC} 3\nother 1\n"
         self.scheduler = "hami-scheduler"
@@ -61,7 +61,12 @@ class FakeCluster:
             if isinstance(self.counts, ClusterError):
                 raise self.counts
             return self.counts
-        return self.metric if path == "/metrics" else self.agents[path.split("/")[-2]]
+        if path == "/metrics":
+            return self.metric
+        log = self.agents[path.split("/")[-2]]
+        if isinstance(log, ClusterError):
+            raise log
+        return log
 
     def create(self, path: str, body: Object, **query: str) -> Object:
         assert query == {"dryRun": "All"}
@@ -79,7 +84,7 @@ def test_the_whole_proof() -> None:
     assert result["tunnelled"] is True
     assert result["reason"] == ""
     assert result["agents"] == [
-        {"name": "agent-1", "node": "n1", "dials": 1, "line": LINE, "counted": 4, "failures": 1}
+        {"name": "agent-1", "node": "n1", "dials": 1, "line": LINE, "counted": 4, "failures": 1, "unread": ""}
     ]
     assert result["metric"] == [f"{METRIC} 3"]
     assert (result["address"], result["service"]) == ("10.112.3.4:443", "hami-system/hami-scheduler")
@@ -135,4 +140,19 @@ def test_a_webhook_that_is_a_url_is_an_error() -> None:
     cluster = FakeCluster()
     cluster.webhook["webhooks"][0]["clientConfig"] = {"url": "https://192.0.2.1/webhook"}
     with pytest.raises(ClusterError, match="hami-webhook has no webhook that is a Service"):
+        read(cluster)
+
+
+def test_an_agent_that_cannot_be_asked_is_named_where_no_other_dialled() -> None:
+    cluster = FakeCluster()
+    cluster.agents = {"agent-1": ClusterError("404 pods n1 not found", 404)}
+    assert read(cluster)["reason"] == (
+        "no agent's log says that it dialled 10.112.3.4:443; agent-1 on n1 could not be asked: 404 pods n1 not found"
+    )
+
+
+def test_a_missing_right_to_read_logs_is_an_error() -> None:
+    cluster = FakeCluster()
+    cluster.agents = {"agent-1": ClusterError("403 forbidden", 403)}
+    with pytest.raises(ClusterError, match="forbidden"):
         read(cluster)
