@@ -67,12 +67,18 @@ CREDENTIALS = {
 }
 
 
-def voters(site: Site, namespace: str) -> set[str]:
-    """The members of a namespace's etcd that run and are no learners."""
+def members(site: Site, namespace: str, *, learners: bool = False) -> set[str]:
+    """The members of a namespace's etcd that run: those that vote, or those that still learn."""
     pod = f"crictl ps --quiet --label io.kubernetes.container.name=etcd --label io.kubernetes.pod.namespace={namespace}"
     etcdctl = f"etcdctl {CREDENTIALS[namespace]} member list --write-out=json"
     listed = json.loads(site.on(MANAGEMENT[1], f"crictl exec $({pod}) {etcdctl}"))["members"]
-    return {each["name"] for each in listed if "name" in each and not each.get("isLearner")}
+    return {each["name"] for each in listed if "name" in each and each.get("isLearner", False) is learners}
+
+
+def bootstrap(management: DynamicClient) -> str:
+    """With whom a datastore's member without data joins."""
+    path = "/api/v1/namespaces/kamaji-system/configmaps/datastore-bootstrap"
+    return str(json.loads(management.request("get", path, serialize=False).data)["data"]["initial-cluster"])
 
 
 def wait_for(what: str, seen: Callable[[], object], within_s: float) -> None:
@@ -229,12 +235,12 @@ def test_a_host_is_lost_while_a_tenant_is_made(site: Site, lost: str, capsys: py
 def test_the_datastore_keeps_its_quorum(site: Site, lost: str) -> None:
     management = site.api("management")
 
-    def members() -> list[str]:
+    def hosts() -> list[str]:
         return sorted(hosts_of(management, "kamaji-system", "app.kubernetes.io/instance=datastore"))
 
     # Until Kubernetes has noticed, the lost host's member counts as ready.
-    wait_for("the lost member is known as lost", lambda: lost not in members(), BACK_S)
-    assert members() == sorted(set(MANAGEMENT) - {lost})
+    wait_for("the lost member is known as lost", lambda: lost not in hosts(), BACK_S)
+    assert hosts() == sorted(set(MANAGEMENT) - {lost})
     for tenant in ("tenant-a", "tenant-b"):
         body = {"metadata": {"generateName": "written-without-a-host-"}}
         site.api(tenant).request("post", "/api/v1/namespaces/default/configmaps", body=body)
@@ -282,6 +288,18 @@ def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: 
     assert site.on(REPLACED, "ls -A /etc/kubernetes/manifests 2>/dev/null || true").split() == []
 
 
+def killed_when(site: Site, what: str, seen: Callable[[], object]) -> None:
+    """A run that replaces the host, killed in that moment."""
+    run = site.run(STAGES[1], OF_MANAGEMENT, CONFIRMED)
+    try:
+        wait_for(what, seen, REPLACED_S)
+    finally:
+        run.kill()
+        output, _ = run.communicate()
+        print(output)
+    assert "PLAY RECAP" not in output
+
+
 @pytest.mark.usefixtures("anew")
 def test_the_controller_and_the_join_are_killed(site: Site) -> None:
     """In the moment at which the host's etcd votes; its Node comes without kubeadm, and pods start on it."""
@@ -289,21 +307,32 @@ def test_the_controller_and_the_join_are_killed(site: Site) -> None:
 
     def new_member_votes() -> bool:
         site.on(REPLACED, "test -e /etc/kubernetes/manifests/etcd.yaml")
-        return REPLACED in voters(site, "kube-system")
+        return REPLACED in members(site, "kube-system")
 
-    run = site.run(STAGES[1], OF_MANAGEMENT, CONFIRMED)
-    try:
-        wait_for("the host's new etcd votes", new_member_votes, REPLACED_S)
-    finally:
-        run.kill()
-        output, _ = run.communicate()
-        print(output)
+    killed_when(site, "the host's new etcd votes", new_member_votes)
     site.on(REPLACED, "kill -9 $(pidof kubeadm)")
-    assert "PLAY RECAP" not in output
     pods = ("kube-system", "k8s-app=kube-router")
     wait_for("the network's pod runs", lambda: REPLACED in hosts_of(management, *pods), BACK_S)
     node = json.loads(management.request("get", f"/api/v1/nodes/{REPLACED}", serialize=False).data)
     assert "node-role.kubernetes.io/control-plane" not in node["metadata"]["labels"]
+
+
+@pytest.mark.usefixtures("anew")
+def test_the_controller_is_killed_while_a_member_learns(site: Site) -> None:
+    """Such a member is never ready, so the next run must not wait for that."""
+    management = site.api("management")
+
+    def its_pod_is_made_anew() -> bool:
+        core = "/api/v1/namespaces/kamaji-system"
+        pod = json.loads(management.request("get", f"{core}/pods/datastore-0", serialize=False).data)
+        lost = "deletionTimestamp" in pod["metadata"] or "find local name" in json.dumps(pod["status"])
+        return not lost and "datastore-0=" in bootstrap(management)
+
+    def learners() -> set[str]:
+        return members(site, "kamaji-system", learners=True)
+
+    killed_when(site, "the member's pod is made anew", its_pod_is_made_anew)
+    wait_for("the member learns", lambda: learners() == {"datastore-0"}, BACK_S)
 
 
 def test_the_next_run_replaces_the_host(site: Site, anew: dict[str, set[tuple[str, str]]]) -> None:
@@ -316,8 +345,6 @@ def test_the_next_run_replaces_the_host(site: Site, anew: dict[str, set[tuple[st
 
 
 def test_every_member_votes_and_nobody_else_is_let_in(site: Site) -> None:
-    assert voters(site, "kube-system") == set(MANAGEMENT)
-    assert voters(site, "kamaji-system") == {f"datastore-{n}" for n in range(3)}
-    maps = items(site.api("management"), "/api/v1/namespaces/kamaji-system/configmaps")
-    (bootstrap,) = (each["data"] for each in maps if each["metadata"]["name"] == "datastore-bootstrap")
-    assert bootstrap["initial-cluster"].startswith("nobody=")
+    assert members(site, "kube-system") == set(MANAGEMENT)
+    assert members(site, "kamaji-system") == {f"datastore-{n}" for n in range(3)}
+    assert bootstrap(site.api("management")).startswith("nobody=")
