@@ -38,12 +38,22 @@ PARTS = ("devices", "scheduling", "tunnel")
 ACCEPTANCE_PARTS = ("devices", "jobs", "quota")
 
 
+def _hosts_of(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, Mapping[str, Any]]:
+    """The variables of the tenant's workers, by the name of the Node that each has."""
+    own = ((worker, hostvars[worker]) for worker in workers)
+    return {
+        host.get("tenant_worker_node_name", worker): host
+        for worker, host in own
+        if host.get("tenant_worker_tenant") == tenant
+    }
+
+
 def _cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, list[Card]]:
     try:
         return {
-            worker: cards_from_profiles(worker, hostvars[worker]["gpu_simulator_cards"])
-            for worker in workers
-            if hostvars[worker].get("tenant_worker_tenant") == tenant and hostvars[worker].get("gpu_simulator_cards")
+            node: cards_from_profiles(node, host["gpu_simulator_cards"])
+            for node, host in _hosts_of(workers, hostvars, tenant).items()
+            if host.get("gpu_simulator_cards")
         }
     except HamiFormatError as error:
         raise AnsibleFilterError(str(error)) from error
@@ -51,32 +61,38 @@ def _cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str,
 
 def simulated_registers(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, str]:
     """The register of each of the tenant's workers that has simulated cards, by node name."""
-    return {worker: format_register(cards) for worker, cards in _cards(workers, hostvars, tenant).items()}
+    return {node: format_register(cards) for node, cards in _cards(workers, hostvars, tenant).items()}
 
 
 def simulated_slots(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, int]:
     """The number of slots that each of the tenant's workers with simulated cards offers, by node name."""
     return {
-        worker: sum(card.slots for card in cards if card.healthy)
-        for worker, cards in _cards(workers, hostvars, tenant).items()
+        node: sum(card.slots for card in cards if card.healthy)
+        for node, cards in _cards(workers, hostvars, tenant).items()
     }
 
 
 def simulated_nodes(workers: Iterable[str], hostvars: HostVars, tenant: str) -> list[dict[str, Any]]:
     """The tenant's workers that have simulated cards, as hami_node_devices takes them."""
     return [
-        {"name": worker, "cards": [asdict(card) for card in cards]}
-        for worker, cards in _cards(workers, hostvars, tenant).items()
+        {"name": node, "cards": [asdict(card) for card in cards]}
+        for node, cards in _cards(workers, hostvars, tenant).items()
     ]
 
 
 def _real_cards(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, int]:
-    """How many real cards the inventory says of each of the tenant's workers that has some."""
+    """How many real cards the inventory says of each of the tenant's workers that has some, by node name."""
     return {
-        worker: sum(int(cards["count"]) for cards in hostvars[worker]["nvidia_cards"])
-        for worker in acceptance_workers(workers, hostvars, tenant)
-        if hostvars[worker].get("nvidia_cards")
+        node: sum(int(cards["count"]) for cards in host["nvidia_cards"])
+        for node, host in _real_workers(workers, hostvars, tenant).items()
+        if host.get("nvidia_cards")
     }
+
+
+def _real_workers(workers: Iterable[str], hostvars: HostVars, tenant: str) -> dict[str, Mapping[str, Any]]:
+    usual = hostvars[tenant].get("gpu_backend")
+    hosts = _hosts_of(workers, hostvars, tenant)
+    return {node: host for node, host in hosts.items() if host.get("gpu_backend", usual) == "nvidia"}
 
 
 def verification_cases(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -113,13 +129,8 @@ def verification_order(tenants: Iterable[str]) -> list[str]:
 
 
 def acceptance_workers(workers: Iterable[str], hostvars: HostVars, tenant: str) -> list[str]:
-    """The tenant's workers with real cards: their gpu_backend, or else the tenant's, is nvidia."""
-    backends = {
-        worker: hostvars[worker].get("gpu_backend", hostvars[tenant].get("gpu_backend"))
-        for worker in workers
-        if hostvars[worker].get("tenant_worker_tenant") == tenant
-    }
-    return [worker for worker, backend in backends.items() if backend == "nvidia"]
+    """The Nodes of the tenant's workers with real cards: their gpu_backend, or else the tenant's, is nvidia."""
+    return list(_real_workers(workers, hostvars, tenant))
 
 
 def acceptance_card(nodes: Sequence[Mapping[str, Any]], workers: Iterable[str]) -> dict[str, Any]:

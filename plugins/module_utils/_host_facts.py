@@ -14,6 +14,7 @@ import base64
 import binascii
 import ctypes
 import hashlib
+import json
 import os
 import re
 import socket
@@ -151,11 +152,15 @@ class Boot:
 
 @dataclass(frozen=True)
 class Membership:
-    """The cluster of kubelet.conf: server, and the SHA-256 of its certificate authority."""
+    """The cluster of kubelet.conf: server, the SHA-256 of its certificate authority, and the server's version.
+
+    The version is empty where the server did not answer.
+    """
 
     server: str
     authority: str = ""
     control_plane: bool = False
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -265,6 +270,7 @@ def collect(asked: Asked, root: Path = Path("/")) -> Facts:
     with ThreadPoolExecutor(max_workers=DIALS_AT_ONCE) as pool:
         dials = [pool.submit(dial, target, asked.timeout_s) for target in asked.targets]
         urls = [pool.submit(ask_url, url, asked.timeout_s) for url in asked.urls]
+        member = pool.submit(membership, root, asked.timeout_s)
         facts = Facts(
             root=os.geteuid() == 0,
             system=system(root),
@@ -277,11 +283,10 @@ def collect(asked: Asked, root: Path = Path("/")) -> Facts:
             boot=boot(root),
             gpu=gpu(root),
             runtime=runtime(root),
-            membership=membership(root),
             distributions=[name for name, path in DISTRIBUTIONS.items() if (root / path).exists()],
         )
         answers = {"dials": [each.result() for each in dials], "urls": [each.result() for each in urls]}
-    return Facts(**{**facts.__dict__, **answers})
+    return Facts(**{**facts.__dict__, **answers, "membership": member.result()})
 
 
 def text(path: Path) -> str:
@@ -507,24 +512,46 @@ def runtime(root: Path) -> Runtime:
     return Runtime([name for name, path in RUNTIMES.items() if (root / path).exists()], kind)
 
 
-def membership(root: Path) -> Membership | None:
+def membership(root: Path, timeout_s: float = 0.0) -> Membership | None:
     """The cluster that the kubelet belongs to; the server is empty where its kubeconfig names none."""
     kubeconfig = text(root / "etc/kubernetes/kubelet.conf")
     control_plane = (root / "etc/kubernetes/manifests/kube-apiserver.yaml").exists()
     if not kubeconfig and not control_plane:
         return None
     server = re.search(r"^\s*server:\s*[\"']?([^\s\"']+)", kubeconfig, re.MULTILINE)
-    return Membership(server.group(1) if server else "", authority_of(kubeconfig), control_plane)
+    url = server.group(1) if server else ""
+    version = server_version(url, kubeconfig, timeout_s) if url and timeout_s else ""
+    return Membership(url, authority_of(kubeconfig), control_plane, version)
 
 
 def authority_of(kubeconfig: str) -> str:
     """The SHA-256 of a kubeconfig's certificate authority; empty where it has none inside."""
+    certificate = _authority(kubeconfig)
+    return hashlib.sha256(certificate).hexdigest() if certificate else ""
+
+
+def _authority(kubeconfig: str) -> bytes:
     data = re.search(r"^\s*certificate-authority-data:\s*[\"']?([A-Za-z0-9+/=]+)", kubeconfig, re.MULTILINE)
     try:
-        certificate = base64.b64decode(data.group(1), validate=True).strip() if data else b""
+        return base64.b64decode(data.group(1), validate=True).strip() if data else b""
     except binascii.Error:
+        return b""
+
+
+def server_version(server: str, kubeconfig: str, timeout_s: float) -> str:
+    """The version that an API server tells everybody; empty where the kubeconfig's own one does not answer so."""
+    # Costs as much as the rest of this file, and a host that has not joined asks nobody.
+    import ssl  # noqa: PLC0415
+    from http.client import HTTPException  # noqa: PLC0415
+    from urllib.request import HTTPSHandler, ProxyHandler, build_opener  # noqa: PLC0415
+
+    try:
+        context = ssl.create_default_context(cadata=_authority(kubeconfig).decode())
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+        with opener.open(f"{server}/version", timeout=timeout_s) as answer:
+            return str(json.load(answer)["gitVersion"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
         return ""
-    return hashlib.sha256(certificate).hexdigest() if certificate else ""
 
 
 def dial(target: Target, timeout_s: float) -> Dial:

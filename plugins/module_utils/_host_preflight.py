@@ -576,6 +576,26 @@ def check_membership(host: Host, facts: Facts, site: Site) -> Iterator[Finding]:
         )
 
 
+def check_kubelet_version(host: Host, facts: Facts, site: Site) -> Iterator[Finding]:
+    """A kubelet that would be newer than its API server, which Kubernetes' version skew policy forbids."""
+    member = facts.membership
+    if member is None or not site.joined(host):
+        return
+    server, kubelet = minor_of(member.version), minor_of(host.kubernetes_version)
+    if server and kubelet and kubelet > server:
+        first = (
+            "upgrade the management cluster by kubeadm"
+            if host.kind == MANAGEMENT
+            else "run playbooks/stages/4_tenants.yml, which upgrades the tenant's API server,"
+        )
+        yield _error(
+            "kubelet-version",
+            f"its kubelet would become {host.kubernetes_version}, and the API server of {host.cluster} has "
+            f"{member.version}",
+            f"{first} first, or give node_kubernetes_version a {server[0]}.{server[1]}",
+        )
+
+
 def check_urls(host: Host, facts: Facts, site: Site) -> Iterator[Finding]:
     """Repositories, registries and mirrors that do not answer."""
     return _urls(facts.urls)
@@ -614,6 +634,7 @@ CHECKS: Sequence[Check] = (
     check_gpu,
     check_runtime,
     check_membership,
+    check_kubelet_version,
     check_urls,
 )
 

@@ -87,6 +87,7 @@ class Host:
     swap: str = "keep"
     ignored: Sequence[str] = ()
     asked: bool = True
+    kubernetes_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ HOST_VARIABLES = {
     "driver_branch": "nvidia_driver_branch",
     "reboot_allowed": "node_reboot_allowed",
     "swap": "node_swap",
+    "kubernetes_version": "node_kubernetes_version",
     "reset_confirmed": "tenant_worker_reset_confirm",
 }
 IGNORED_VARIABLES = {
@@ -256,6 +258,7 @@ def host_from(description: Variables, answer: Variables | None = None) -> Host:
         swap=description.get("swap") or "keep",
         ignored=description.get("ignored") or (),
         asked=asked,
+        kubernetes_version=str(description.get("kubernetes_version") or ""),
     )
 
 

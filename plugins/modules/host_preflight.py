@@ -84,6 +84,10 @@ options:
         description: What role node does with swap, as in C(node_swap).
         type: str
         default: keep
+      kubernetes_version:
+        description: The version that its kubelet gets, as in C(node_kubernetes_version).
+        type: str
+        default: ""
       ignored:
         description: Preflight checks of kubeadm that are ignored.
         type: list
@@ -283,6 +287,7 @@ def main() -> None:
         "reboot_allowed": no,
         "reset_confirmed": no,
         "swap": {"type": "str", "default": "keep"},
+        "kubernetes_version": empty,
         "ignored": texts,
     }
     cluster = {

@@ -33,7 +33,7 @@ def workers(control_plane: ControlPlane) -> Iterator[None]:
     control_plane.api.delete("/api/v1/namespaces/hami-system")
 
 
-def deploy(control_plane: ControlPlane, folder: Path) -> Run:
+def deploy(control_plane: ControlPlane, folder: Path, slots: dict[str, int]) -> Run:
     chart = folder / "chart"
     (chart / "templates").mkdir(parents=True, exist_ok=True)
     (chart / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "hami", "version": "1.0.0"}))
@@ -45,8 +45,9 @@ def deploy(control_plane: ControlPlane, folder: Path) -> Run:
         "hami_chart_ref": str(chart),
         "hami_helm_binary": str(program("helm", "helm")),
         "hami_gpu_backend": "nvidia",
-        "hami_nvidia_slots": dict.fromkeys(NODES, 0),
+        "hami_nvidia_slots": slots,
         "hami_slots_per_card": 4,
+        "hami_timeout_s": 3,
         "hami_wait": False,
     }
     return run_play(folder, {"roles": ["tenantry.gpu.hami"]}, variables)
@@ -54,7 +55,7 @@ def deploy(control_plane: ControlPlane, folder: Path) -> Run:
 
 @pytest.mark.usefixtures("workers")
 def test_real_cards_are_labelled_for_the_device_plugin(control_plane: ControlPlane, tmp_path: Path) -> None:
-    first, second = (deploy(control_plane, tmp_path) for _ in range(2))
+    first, second = (deploy(control_plane, tmp_path, dict.fromkeys(NODES, 0)) for _ in range(2))
     assert first.status == 0, first.failure()
     assert [control_plane.api.get(f"/api/v1/nodes/{name}")["metadata"]["labels"]["gpu"] for name in NODES] == ["on"] * 2
     shown = control_plane.api.get("/api/v1/namespaces/hami-system/configmaps/shown")["data"]["devicePlugin"]
@@ -68,3 +69,16 @@ def test_real_cards_are_labelled_for_the_device_plugin(control_plane: ControlPla
     }
     assert second.status == 0, second.failure()
     assert re.search(r"changed=0 ", second.output)
+
+
+@pytest.mark.usefixtures("workers")
+def test_workers_that_a_run_lost_on_its_way_are_not_waited_for(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """gpu-0 never came to be ready, gpu-2 has not joined."""
+    run = deploy(control_plane, tmp_path, {"gpu-0": 8, "gpu-1": 8, "gpu-2": 8})
+    assert run.status == 0, run.failure()
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    control_plane.api.patch("/api/v1/nodes/gpu-1/status", ready)
+    run = deploy(control_plane, tmp_path, {"gpu-0": 8, "gpu-1": 8, "gpu-2": 8})
+    assert run.status != 0
+    assert "gpu-1 declares 0 and offers 0 of 8 slots" in run.output
+    assert "gpu-0 declares" not in run.output

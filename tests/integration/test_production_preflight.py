@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -17,6 +18,9 @@ from typing import Any
 
 import pytest
 import yaml
+from control_plane import ControlPlane
+
+from ansible_collections.tenantry.gpu.plugins.module_utils._host_facts import membership, server_version
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "inventories" / "production"
@@ -233,3 +237,19 @@ def test_hosts_that_are_not_fit_end_the_run_with_one_table(
         ("worker-1", "0"),
         ("localhost", "0"),
     }
+
+
+def test_a_host_hears_its_api_server_s_version(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """From the server itself, without credentials of its own; another authority's server is not believed."""
+    authority = base64.b64encode(control_plane.authority.certificate.read_bytes()).decode()
+    kubeconfig = (
+        f"clusters:\n- cluster:\n    certificate-authority-data: {authority}\n    server: {control_plane.server}\n"
+    )
+    path = tmp_path / "etc" / "kubernetes" / "kubelet.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text(kubeconfig)
+    found = membership(tmp_path, timeout_s=5)
+    assert found is not None
+    assert found.version == control_plane.api.get("/version")["gitVersion"]
+    another = kubeconfig.replace("certificate-authority-data", "none")
+    assert server_version(control_plane.server, another, timeout_s=5) == ""

@@ -163,6 +163,26 @@ def test_a_reboot_that_is_not_allowed_is_named_at_the_end(play):
     ]
 
 
+def test_what_a_run_that_was_cut_off_had_drained_takes_pods_again(api, play):
+    """Also where the run is about drivers alone, which names a reboot that is due as every other."""
+    node = "/api/v1/nodes/debian"
+    mark = STATE / "rebooting" / "debian"
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    merge = {"content_type": "application/merge-patch+json"}
+    api.request("patch", node, body={"spec": {"unschedulable": True}}, **merge)
+    done = play(STAGE, "--limit=debian", "--tags=gpu_hosts", REBOOT)
+    assert done.returncode == 0, done.stdout
+    assert last_lines(done.stdout)[0].startswith("Reboot due: debian: A test wants it.")
+    assert not api.request("get", node).spec.unschedulable
+    assert not mark.exists()
+
+    api.request("patch", node, body={"spec": {"unschedulable": True}}, **merge)
+    assert play(STAGE, "--limit=debian", "--tags=gpu_hosts").returncode == 0
+    assert api.request("get", node).spec.unschedulable
+    api.request("patch", node, body={"spec": {"unschedulable": False}}, **merge)
+
+
 @contextmanager
 def started_again(name: str) -> Iterator[None]:
     """Do for a container what a machine does itself: start again after it went down."""

@@ -115,3 +115,14 @@ def test_evidence_of_an_acceptance(registered: dict[str, Any], verdicts: list[st
     records = acceptance_evidence(["tenant-a"], hostvars)
     assert [record["verdict"] for record in records] == verdicts
     assert not reason or reason in records[-1]["reason"]
+
+
+def test_workers_go_by_the_name_of_their_node() -> None:
+    named = {"tenant_worker_tenant": "tenant-a", "tenant_worker_node_name": "gpu-a-0"}
+    real = {**named, "gpu_backend": "nvidia", "nvidia_cards": [{"model": "H100", "count": 8}]}
+    simulated = {**named, "gpu_simulator_cards": [{"profile": "l4"}]}
+    assert simulated_slots(["h100-0"], {"h100-0": simulated}, "tenant-a") == {"gpu-a-0": 10}
+    hostvars: dict[str, dict[str, Any]] = {"h100-0": real, "tenant-a": {}}
+    assert acceptance_workers(["h100-0"], hostvars, "tenant-a") == ["gpu-a-0"]
+    records = verification_evidence(["tenant-a"], hostvars, ["h100-0"], {})
+    assert {record["expected"] for record in records if record["id"] == "capacity-a"} == {"8 healthy of gpu-a-0"}

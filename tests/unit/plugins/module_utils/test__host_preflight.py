@@ -350,6 +350,11 @@ CASES = [
         id="a-control-plane",
     ),
     pytest.param(
+        worker(host={"kubernetes_version": "1.37.0"}, membership=replace(OURS, version="v1.36.5")),
+        "error kubelet-version: its kubelet would become 1.37.0, and the API server of tenant-a has v1.36.5",
+        id="a-kubelet-newer-than-its-tenant",
+    ),
+    pytest.param(
         management(membership=Membership("https://192.0.2.10:6443")),
         "error membership: it belongs to the cluster at https://192.0.2.10:6443, as a worker",
         id="a-worker-for-management",
@@ -416,6 +421,11 @@ def test_a_way_that_is_shut(host, told):
         pytest.param(worker(**dial("refused")), id="refused-shows-the-way"),
         pytest.param(worker(**room(50)), id="enough-disk"),
         pytest.param(worker(membership=OURS, **room(20)), id="member-with-little-left"),
+        pytest.param(
+            worker(host={"kubernetes_version": "1.36.9"}, membership=replace(OURS, version="v1.36.5")),
+            id="kubelet-of-the-same-minor",
+        ),
+        pytest.param(worker(host={"kubernetes_version": "1.36.9"}, membership=OURS), id="api-server-that-says-nothing"),
         pytest.param(worker(membership=OURS, **listens(10250, "kubelet")), id="our-kubelet"),
         pytest.param(worker(membership=OURS, **listens(4789, "", "udp")), id="our-vxlan"),
         pytest.param(worker(membership=OURS, routes=(Route("10.32.1.0/24", "cni0"),)), id="our-route"),
