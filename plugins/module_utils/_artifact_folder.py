@@ -45,6 +45,7 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        self.packages = self.path / "packages"
 
     def lock(self) -> dict[str, str]:
         """The digest of each image that was mirrored. Raises ArtifactsError where the lock is damaged."""
@@ -72,6 +73,10 @@ class Folder:
             for path in sorted((self.path / part).rglob("*")):
                 if path.is_file() and not path.name.startswith("."):
                     yield path
+
+    def distributions(self) -> list[str]:
+        """The distributions that have a repository of packages."""
+        return sorted(path.name for path in self.packages.glob("*") if path.is_dir())
 
     def chart(self, chart: Mapping[str, object]) -> Path:
         """Where a chart's archive stands."""

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,6 +148,27 @@ def published_checksum(text: str, name: str) -> str:
     if len(words) == 1 and CHECKSUM.fullmatch(words[0][0]) and len(words[0]) == 1:
         return words[0][0]
     raise ArtifactsError(f"the published checksums do not name {name}.")
+
+
+# What apt and dnf call the files of packages. A package is asked for by one of the groups: its name, or with a version.
+PACKAGES = {
+    "Debian": re.compile(r"(([^_]+)_[^_]+)_[^_]+\.deb"),
+    "RedHat": re.compile(r"(((.+)-[^-]+)-[^-]+)\.[^-.]+\.rpm"),
+}
+
+
+def missing_packages(wanted: Mapping[str, Iterable[str]], files: Iterable[str]) -> list[str]:
+    """The packages that a repository with these files lacks, of those that its family of distributions is to have.
+
+    A version may stand behind a name, with wildcards, as apt (name=1.2-*) and dnf (name-1.2) take it.
+    """
+    names = [urllib.parse.unquote(file) for file in files]  # apt writes a version's colon as %3a
+    missing = []
+    for family, shape in PACKAGES.items():
+        known = {known for found in map(shape.fullmatch, names) if found for known in found.groups()}
+        if known:
+            missing += [name for name in wanted.get(family, ()) if not fnmatch.filter(known, name.replace("=", "_"))]
+    return missing
 
 
 def parse_lock(text: str) -> dict[str, str]:

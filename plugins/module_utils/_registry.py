@@ -14,6 +14,7 @@ import re
 import ssl
 import threading
 import urllib.parse
+from collections.abc import Container
 from email.message import Message
 from pathlib import Path
 
@@ -28,6 +29,8 @@ MANIFEST_TYPES = ", ".join(
         "application/vnd.docker.distribution.manifest.v2+json",
     )
 )
+# A registry on object storage sends a reader there for a blob that it has; what it lacks it answers itself, with 404.
+REDIRECTS = {301, 302, 303, 307, 308}
 TIMEOUT_S = 20
 MIB = 1024 * 1024
 
@@ -54,7 +57,7 @@ class Registry:
 
     def has_blob(self, repository: str, digest: str) -> bool:
         """Whether a repository has a blob."""
-        return self._ask("HEAD", repository, f"/v2/{repository}/blobs/{digest}")[0] == 200
+        return self._ask("HEAD", repository, f"/v2/{repository}/blobs/{digest}", {200, *REDIRECTS})[0] != 404
 
     def missing(self, repository: str, mark: str) -> tuple[str, list[Part]]:
         """The digest behind a tag or digest ("" where there is none), and what the registry lacks of the image."""
@@ -74,12 +77,12 @@ class Registry:
                 lost.append(part)
         return lost
 
-    def _ask(self, method: str, repository: str, path: str) -> tuple[int, bytes]:
+    def _ask(self, method: str, repository: str, path: str, there: Container[int] = (200,)) -> tuple[int, bytes]:
         status, headers, body = self._send(method, path, self._tokens.get(repository, ""))
         if status == 401:
             self._tokens[repository] = self._authorise(headers.get("Www-Authenticate", ""), repository)
             status, headers, body = self._send(method, path, self._tokens[repository])
-        if status not in {200, 404}:
+        if status != 404 and status not in there:
             raise RegistryError(f"{self.host} answers {method} {path} with {status}.")
         return status, body
 

@@ -13,12 +13,21 @@ author: The tenantry.gpu maintainers (@tenantry)
 description:
   - Asks the mirror for every manifest and blob of every image in C(images.json), compares every file of the folder with
     C(SHA256SUMS), and looks whether both have all that is wanted. Contacts nothing but the mirror.
-  - Without O(images), O(charts) and O(files) it judges what was mirrored, whatever it was for.
+  - Without O(images), O(charts), O(files) and O(packages) it judges what was mirrored, whatever it was for.
   - Findings do not fail the task.
 extends_documentation_fragment:
   - tenantry.gpu.attributes
   - tenantry.gpu.attributes.info_module
   - tenantry.gpu.artifacts
+options:
+  packages:
+    description:
+      - Names of the packages that are wanted, by family of distributions (C(Debian), C(RedHat)). A version may stand
+        behind a name, as apt or dnf takes it.
+      - Every distribution in C(packages/) has to have those of its family. Which distributions the hosts have is not
+        known here.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -48,6 +57,12 @@ images:
   type: list
   elements: str
   sample: [registry.k8s.io/pause:3.10.2]
+distributions:
+  description: The distributions that have a repository of packages in the folder.
+  returned: success
+  type: list
+  elements: str
+  sample: [debian-12]
 checked_files:
   description: How many files were compared.
   returned: success
@@ -57,7 +72,7 @@ checked_files:
 
 import concurrent.futures
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -65,7 +80,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils._artifact_folder import LOCK, Folder, chart_images
 from ..module_utils._artifact_options import OPTIONS
 from ..module_utils._checksums import ArtifactsError, fault
-from ..module_utils._mirror import collisions, parse_reference
+from ..module_utils._mirror import collisions, missing_packages, parse_reference
 from ..module_utils._registry import Registry, RegistryError, losses
 
 
@@ -108,6 +123,25 @@ def judge_files(folder: Folder, sums: Mapping[str, str], concurrency: int) -> li
         return [f"{found}." for found in faults if found]
 
 
+def judge_packages(folder: Folder, sums: Iterable[str], wanted: Mapping[str, list[str]]) -> list[str]:
+    """Sentences on the wanted packages that the distributions' repositories lack."""
+    if not any(wanted.values()):
+        return []
+    if not folder.packages.is_dir():
+        return [
+            f"packages/: no package was ever mirrored to {folder.path}; give the group artifact_hosts a host of each "
+            "distribution, or make this folder, empty, where hosts have a repository of their distribution at the site."
+        ]
+    findings = []
+    for distribution in folder.distributions():
+        begin = f"packages/{distribution}/"
+        files = [path.removeprefix(begin) for path in sums if path.startswith(begin)]
+        if not files:
+            findings.append(f"{begin}: its packages were never mirrored.")
+        findings += [f"{begin}: package {name} was never mirrored." for name in missing_packages(wanted, files)]
+    return findings
+
+
 def look(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Every finding. Raises ArtifactsError for a lock that is damaged, RegistryError for a mirror that is away."""
     folder = Folder(parameters["folder"])
@@ -120,13 +154,20 @@ def look(parameters: Mapping[str, Any]) -> dict[str, Any]:
         registry = Registry(parameters["registry"], parameters["auth_file"])
         findings += [f"{image}: was never mirrored, {LOCK} does not name it." for image in sorted(images - set(lock))]
         findings += judge_images(registry, lock, parameters["concurrency"])
+    findings += judge_packages(folder, sums, parameters["packages"])
     findings += judge_files(folder, sums, parameters["concurrency"])
-    return {"findings": findings, "images": sorted(lock), "checked_files": len(sums)}
+    return {
+        "findings": findings,
+        "images": sorted(lock),
+        "distributions": folder.distributions(),
+        "checked_files": len(sums),
+    }
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
+    options = {**OPTIONS, "packages": {"type": "dict", "default": {}}}
+    module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     try:
         module.exit_json(changed=False, **look(module.params))
     except (ArtifactsError, RegistryError, OSError) as error:

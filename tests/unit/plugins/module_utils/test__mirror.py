@@ -16,6 +16,7 @@ from ansible_collections.tenantry.gpu.plugins.module_utils._mirror import (
     complete_list,
     format_lock,
     images_in,
+    missing_packages,
     parse_lock,
     parse_reference,
     parts_of,
@@ -201,6 +202,42 @@ def test_the_list_names_everything_once():
     assert found["charts"] == [chart]
     assert [file["path"] for file in found["files"]] == ["files/runc/1.5.2/runc.amd64"]
     assert found["packages"] == {"Debian": ["iptables", "kmod"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing"),
+    [
+        pytest.param({"Debian": ["kmod", "libstdc++6"]}, [], id="names"),
+        pytest.param({"Debian": ["kmod=30*", "docker=5:27.1-*"]}, [], id="apt-version"),
+        pytest.param({"Debian": ["kmod=31*", "libstdc++"]}, ["kmod=31*", "libstdc++"], id="apt-lacks"),
+        pytest.param({"Debian": [], "RedHat": ["kmod"]}, [], id="another-family"),
+    ],
+)
+def test_packages_that_apt_downloaded(wanted, missing):
+    files = [
+        "Packages",
+        "kmod_30+20221128-1_amd64.deb",
+        "libstdc++6_12.2.0-14_amd64.deb",
+        "docker_5%3a27.1-1~x_all.deb",
+    ]
+    assert missing_packages(wanted, files) == missing
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing"),
+    [
+        pytest.param(["iptables-nft", "toolkit-base"], [], id="names"),
+        pytest.param(["toolkit-base-1.17.8", "toolkit-base-1.17.8-1", "toolkit-base-1.17*"], [], id="dnf-version"),
+        pytest.param(
+            ["iptables", "toolkit", "toolkit-base-1.18.0"],
+            ["iptables", "toolkit", "toolkit-base-1.18.0"],
+            id="dnf-lacks",
+        ),
+    ],
+)
+def test_packages_that_dnf_downloaded(wanted, missing):
+    files = ["repodata/repomd.xml", "iptables-nft-1.8.10-11.el9.x86_64.rpm", "toolkit-base-1.17.8-1.x86_64.rpm"]
+    assert missing_packages({"RedHat": wanted, "Debian": ["kmod"]}, files) == missing
 
 
 def test_a_list_that_a_mirror_cannot_hold_is_refused():

@@ -66,6 +66,29 @@ def test_a_registry_that_wants_a_token_gets_one(site):
     assert "GET /token" in site.asked
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_blob_that_the_registry_keeps_elsewhere_is_there(site, status):
+    digest = site.add_image("a/b", "1", [b"one", b"two"])
+    lost = f"sha256:{hashlib.sha256(b'two').hexdigest()}"
+    del site.blobs["a/b", lost]
+    find = site.find
+
+    def elsewhere(path, authorization):
+        answer = find(path, authorization)
+        if answer[0] == 200 and "/blobs/" in path:
+            return status, {"Location": "http://storage.invalid/signed-for-reading"}, b""
+        return answer
+
+    site.find = elsewhere
+    assert losses(Registry(site.url), "a/b", "1", digest) == [f"has lost its blob {lost} (0.0 MiB)"]
+
+
+def test_a_manifest_is_not_looked_for_elsewhere(site):
+    site.find = lambda *_: (307, {"Location": "http://storage.invalid/"}, b"")
+    with pytest.raises(RegistryError, match=r"answers GET /v2/a/b/manifests/1 with 307\."):
+        Registry(site.url).manifest("a/b", "1")
+
+
 def test_a_registry_that_is_away_is_named(site):
     site.close()
     with pytest.raises(RegistryError, match=rf"^{site.address} does not answer: "):

@@ -96,6 +96,7 @@ def world(tmp_path, monkeypatch, new_site):
         "auth_file": "",
         "skopeo": "skopeo",
         "helm": str(helm),
+        "packages": {},
     }
     return World(parameters, (upstream, mirror), digests)
 
@@ -216,6 +217,35 @@ def test_an_image_that_a_chart_names_and_no_role_is_missed(world):
     folder.write_lock(lock)
     folder.write_sums()
     assert world.findings() == ["quay.io/metallb/speaker:v0.15.2: was never mirrored, images.json does not name it."]
+
+
+def test_a_package_that_a_distribution_lacks_is_named(world):
+    world.run()
+    for name in (
+        "debian-12/Packages",
+        "debian-12/kmod_30_amd64.deb",
+        "debian-13/.partial",
+        "rocky-9/kmod-28-9.x86_64.rpm",
+    ):
+        path = world.folder / "packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    Folder(world.parameters["folder"]).write_sums()
+    assert world.findings(packages={"Debian": ["kmod", "mount"], "RedHat": ["kmod"]}) == [
+        "packages/debian-12/: package mount was never mirrored.",
+        "packages/debian-13/: its packages were never mirrored.",
+    ]
+    assert world.findings() == []
+
+
+def test_a_folder_without_packages_is_named_until_the_site_says_that_it_needs_none(world):
+    world.run()
+    (finding,) = world.findings(packages={"Debian": ["kmod"]})
+    assert finding.startswith(
+        f"packages/: no package was ever mirrored to {world.folder}; give the group artifact_hosts"
+    )
+    (world.folder / "packages").mkdir()
+    assert world.findings(packages={"Debian": ["kmod"]}) == []
 
 
 def test_a_damaged_lock_stops_before_anything(world):
