@@ -33,7 +33,7 @@ from _build.progress import Progress  # noqa: E402
 FILES = HERE / "files"
 COMPONENTS, GALAXY = ROOT / "images/components", ROOT / "galaxy.yml"
 VERSIONS = ROOT / "inventories/production/group_vars/all/versions.yml"
-OLD, NEW = "580.82.07", "580.95.05"
+OLD, NEW, NEXT = "580.82.07", "580.95.05", "590.44.01"
 KERNEL = os.uname().release  # a test host has this machine's
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 MODULE = """\
@@ -43,6 +43,7 @@ INFO("license=Dual MIT/GPL", 2);
 INFO("name=" NAME, 3);
 """
 PERSISTENCED = "[Service]\nExecStart=/usr/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+CDI_UNITS = ("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path")
 DEPMOD = f"depmod {KERNEL}\n"
 
 
@@ -143,20 +144,23 @@ def cuda(made: Mapping[str, Path], version: str) -> list[Package]:
     names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
     return [
         Package("nvidia-open", full, ", ".join(f"{name} (= {full})" for name in names)),
-        Package("nvidia-driver-cuda", full, "", files, links),
-        Package("nvidia-kernel-open-dkms", full, "",
-                {f"{source}/{name}": made[name] for name in ("nvidia.ko", "nvidia-uvm.ko")}, configure=build),
+        Package("nvidia-driver-cuda", full, f"libcuda1 (= {full})", {k: v for k, v in files.items() if "bin/" in k}),
+        Package("libcuda1", full, "", {k: v for k, v in files.items() if "lib/" in k}, links),
+        Package("firmware-nvidia-gsp", full),
+        Package("nvidia-kernel-open-dkms", full, f"firmware-nvidia-gsp (= {full})",
+                {f"{source}/{name}": made[name] for name in ("nvidia.ko", "nvidia-uvm.ko")} | {"usr/sbin/dkms": build},
+                configure="dkms autoinstall\n"),
         Package("nvidia-persistenced", full, "", {"lib/systemd/system/nvidia-persistenced.service": PERSISTENCED}),
     ]  # fmt: skip
 
 
-def toolkit(programs: Path, units: Path, version: str) -> list[Package]:
-    """The toolkit's four packages: the real programs and units."""
+def toolkit(programs: Path, units: Path | None, version: str) -> list[Package]:
+    """The toolkit's four packages: the real programs and units; before 1.18 there were none."""
     base: dict[str, str | bytes | Path] = {
         f"usr/bin/{name}": programs / name for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime")
     }
-    for name in ("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"):
-        base[f"lib/systemd/system/{name}"] = units / name
+    if units:
+        base |= {f"lib/systemd/system/{name}": units / name for name in CDI_UNITS}
     configure = (
         "/usr/bin/nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place\n"
     )
@@ -222,7 +226,7 @@ def write(out: Path, cache: Path, publish: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     packages: dict[str, list[Package]] = {name: [] for name in folders}
     with tempfile.TemporaryDirectory() as scratch:
-        made = {version: compiled(Path(scratch), version) for version in (OLD, NEW)}
+        made = {version: compiled(Path(scratch), version) for version in (OLD, NEW, NEXT)}
         if publish:
             packages["archive"] = ubuntu(made[NEW], NEW, "5.15.0-161.171")
         else:
@@ -232,15 +236,15 @@ def write(out: Path, cache: Path, publish: bool) -> None:
                 Package("linux-image-generic", "5.15.0-160.170"),
                 *ubuntu(made[OLD], OLD, "5.15.0-160.170"),
             ]
-            packages["cuda"] = [*cuda(made[OLD], OLD), *cuda(made[NEW], NEW)]
+            packages["cuda"] = [package for version in made for package in cuda(made[version], version)]
             programs = {name: built(cache, name) for name in ("containerd", "nvidia-container-toolkit")}
             shutil.copytree(programs["containerd"], out / "containerd")
             component = load_component(COMPONENTS / "nvidia-container-toolkit", load_matrix(VERSIONS, GALAXY))
             units = module_folder(component) / "deployments/systemd"
             packages["toolkit/deb/amd64"] = [
                 package
-                for version in ("1.20.1-1", "1.20.2-1")
-                for package in toolkit(programs["nvidia-container-toolkit"], units, version)
+                for version, own in (("1.17.8-1", None), ("1.20.1-1", units), ("1.20.2-1", units))
+                for package in toolkit(programs["nvidia-container-toolkit"], own, version)
             ]
         signer = Signer(out)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 OPEN, CLOSED = "open", "closed"
 UBUNTU, REPOSITORY, PREINSTALLED = "ubuntu", "repository", "preinstalled"
@@ -63,6 +63,10 @@ PCI_IDS: tuple[tuple[int, int, Architecture], ...] = (
     (0x3180, 0x31FF, _BLACKWELL),
 )
 
+# By which key NVIDIA signs a release's repository, for every architecture (NVIDIA/cuda-repo-management, "GPG keys").
+REPOSITORY_KEYS: Mapping[str, str] = {"debian13": "8793F200.pub", "rhel10": "CDF6BA43.pub"}
+OLDER_KEYS: Mapping[str, str] = {"debian": "3bf863cc.pub", "redhat": "D42D0685.pub"}
+
 
 @dataclass(frozen=True)
 class Package:
@@ -116,6 +120,9 @@ class Plan:
     build: str  # precompiled or dkms; "" where the driver is there already
     names: tuple[str, ...] = ()
     install: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()  # names that are not installed, or not in the wanted version
+    repository: str = ""  # NVIDIA's folder of this distribution's packages
+    repository_key: str = ""  # its file there
     module_stream: str = ""
     kernel_flavour: str = ""  # of precompiled modules of Ubuntu
     fabric_manager: bool = False
@@ -139,14 +146,25 @@ def branch_of(version: str) -> str:
     return version.partition(".")[0]
 
 
-def kernel_flavour(kernel: str) -> str:
-    """The flavour of an Ubuntu kernel release: generic for 6.8.0-87-generic."""
-    found = re.fullmatch(r"[0-9.]+-[0-9]+-(.+)", kernel)
+def kernel_flavour(host: Host) -> str:
+    """The flavour of the Ubuntu kernel that runs: generic for 6.8.0-87-generic, or that of an installed newer series.
+
+    A kernel of generic-hwe-24.04 calls itself generic too, but has the version of the package that brings it:
+    6.14.0-33.33~24.04.1, in older releases 6.14.0.33.33, or that of an update which waits for a start.
+    """
+    found = re.fullmatch(r"([0-9.]+)-[0-9]+-(.+)", host.kernel)
     if not found:
         raise DriverError(
-            f"the running kernel {kernel} is none of Ubuntu's; set nvidia_driver_kernel_flavour or take another source."
+            f"the running kernel {host.kernel} is none of Ubuntu's; "
+            "set nvidia_driver_kernel_flavour or take another source."
         )
-    return found.group(1)
+    version, flavour = found.groups()
+    # virtual is generic with fewer modules; no driver is built under its name.
+    family = flavour.replace("generic", "(?:generic|virtual)")
+    name = re.compile(rf"linux-image-{family}((?:-(?:hwe|lts|edge|[0-9]+[.]).*)?)")
+    images = ((name.fullmatch(key), package.version) for key, package in host.packages.items())
+    series = [image.group(1) for image, own in images if image and re.match(rf"{re.escape(version)}[-.]", own)]
+    return flavour + min(series, default="")
 
 
 def choose_kernel_modules(device_ids: Iterable[str], branch: str, wanted: str) -> str:
@@ -192,23 +210,31 @@ def make_plan(host: Host, wanted: Wanted) -> Plan:
     kernel_modules = choose_kernel_modules(host.device_ids, wanted.branch, wanted.kernel_modules)
     build = _choose_build(host, wanted, kernel_modules)
     precompiled = wanted.source == UBUNTU and build == PRECOMPILED
-    flavour = (wanted.kernel_flavour or kernel_flavour(host.kernel)) if precompiled else ""
+    flavour = (wanted.kernel_flavour or kernel_flavour(host)) if precompiled else ""
     driver = wanted.packages or _packages(wanted, kernel_modules, flavour)
     headers = (
         [f"{'kernel-devel' if host.family == 'redhat' else 'linux-headers'}-{host.kernel}"] if build == DKMS else []
     )
-    names = (*driver, *([_fabric_manager_package(host, wanted)] if fabric_manager else []))
+    wishes = dict.fromkeys(driver, wanted)
+    if fabric_manager:
+        wishes[_fabric_manager_package(host, wanted)] = _exactly_as_installed(host, wanted, driver)
+    outdated = tuple(name for name, wish in wishes.items() if _is_due(host, wish, name))
     stream = _module_stream(host, wanted, kernel_modules, build)
     due = (
-        bool(stream and stream != host.module_stream)
-        or bool(headers and not host.headers)
-        or any(_is_due(host, wanted, name) for name in names)
+        bool(outdated)
+        or bool(stream and stream != host.module_stream)
+        # rpm knows nothing of a build that failed.
+        or (build == DKMS and not (host.headers and host.kernel in host.module_kernels))
     )
+    repository = _repository(host)
     return Plan(
         kernel_modules=kernel_modules,
         build=build,
-        names=names,
-        install=(*headers, *(_specification(host, wanted, name) for name in names)),
+        names=tuple(wishes),
+        install=(*headers, *(_specification(host, wish, name) for name, wish in wishes.items())),
+        outdated=outdated,
+        repository=repository,
+        repository_key=REPOSITORY_KEYS.get(repository, OLDER_KEYS[host.family]),
         module_stream=stream,
         kernel_flavour=flavour,
         fabric_manager=fabric_manager,
@@ -268,7 +294,11 @@ def _choose_build(host: Host, wanted: Wanted, kernel_modules: str) -> str:
 
 
 def _has_modularity(host: Host) -> bool:
-    return host.family == "redhat" and host.distribution_version.split(".", maxsplit=1)[0] in ("8", "9")
+    return host.family == "redhat" and _major(host) in ("8", "9")
+
+
+def _major(host: Host) -> str:
+    return host.distribution_version.partition(".")[0]
 
 
 def _packages(wanted: Wanted, kernel_modules: str, flavour: str) -> tuple[str, ...]:
@@ -282,9 +312,26 @@ def _packages(wanted: Wanted, kernel_modules: str, flavour: str) -> tuple[str, .
 
 
 def _fabric_manager_package(host: Host, wanted: Wanted) -> str:
-    # Debian packages carried the branch in their name until 590.
-    versioned = host.family == "debian" and int(wanted.branch) < 590
-    return f"nvidia-fabricmanager-{wanted.branch}" if versioned else "nvidia-fabricmanager"
+    # NVIDIA's packages for Debian's family carried the branch in their name until 590, Ubuntu's own still do;
+    # those for Red Hat's family had a hyphen more until 580.
+    if wanted.source == UBUNTU or (host.family == "debian" and int(wanted.branch) < 590):
+        return f"nvidia-fabricmanager-{wanted.branch}"
+    return "nvidia-fabric-manager" if host.family == "redhat" and int(wanted.branch) < 580 else "nvidia-fabricmanager"
+
+
+def _exactly_as_installed(host: Host, wanted: Wanted, driver: tuple[str, ...]) -> Wanted:
+    """What is wanted of Fabric Manager: the version of a driver that stays, else what is wanted of the driver."""
+    if any(_is_due(host, wanted, name) for name in driver):
+        return wanted
+    versions = [upstream_version(host.packages[name].version) for name in driver if not _follows_kernel(name)]
+    return replace(wanted, version=versions[0]) if versions else wanted
+
+
+def _repository(host: Host) -> str:
+    """NVIDIA's folder of a distribution: debian12, ubuntu2404, rhel9."""
+    if host.family == "redhat":
+        return f"rhel{_major(host)}"
+    return host.distribution + host.distribution_version.replace(".", "")
 
 
 def _module_stream(host: Host, wanted: Wanted, kernel_modules: str, build: str) -> str:
@@ -311,10 +358,14 @@ def _is_due(host: Host, wanted: Wanted, name: str) -> bool:
 
 
 def _specification(host: Host, wanted: Wanted, name: str) -> str:
-    """What the package manager is asked for: the name, with NVIDIA's version where it is given."""
-    if not wanted.version or _follows_kernel(name):
+    """What the package manager is asked for: the name with NVIDIA's version, or with the branch alone.
+
+    A bare name would be no task for a package manager that has another branch of it installed.
+    """
+    if _follows_kernel(name):
         return name
-    return f"{name}={wanted.version}*" if host.family == "debian" else f"{name}-{wanted.version}*"
+    version = wanted.version or f"{wanted.branch}."
+    return f"{name}={version}*" if host.family == "debian" else f"{name}-{version}*"
 
 
 def to_hold(host: Host, plan: Plan) -> list[str]:
@@ -324,9 +375,8 @@ def to_hold(host: Host, plan: Plan) -> list[str]:
     """
     drivers = [name for name in plan.names if name in host.packages and not _follows_kernel(name)]
     versions = {upstream_version(host.packages[name].version) for name in drivers}
-    kernel = (
-        {f"linux-{part}{plan.kernel_flavour}" for part in ("", "image-", "headers-")} if plan.kernel_flavour else set()
-    )
+    flavours = {plan.kernel_flavour, plan.kernel_flavour.replace("generic", "virtual")} - {""}
+    kernel = {f"linux-{part}{flavour}" for part in ("", "image-", "headers-") for flavour in flavours}
     return sorted(
         name
         for name, package in host.packages.items()

@@ -172,7 +172,10 @@ DKMS_KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
 LIBRARIES = ("usr/lib/*-linux-gnu/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1")
 SOURCE_FOLDERS = ("etc/apt/sources.list.d", "etc/yum.repos.d")
 SOURCE = re.compile(r"nvidia\.github\.io|developer\.download\.nvidia\.com")
-PACKAGE = re.compile(r"nvidia|cuda-drivers|^linux-|^kernel-devel")
+PACKAGE = re.compile(r"nvidia|cuda-drivers|^libcuda(1$|debugger)|^libnv(cuvid|optix)|^linux-|^kernel-devel")
+# NVIDIA's module, and what Debian's own packages call its file.
+MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
+MODULE_FILE = re.compile(rf"/({'|'.join(MODULES)})\.ko(\.\w+)?:")
 DISPLAY = "0x03"
 BRIDGE = "0x0680"
 NVIDIA = "0x10de"
@@ -222,13 +225,13 @@ def secure_boot(root: Path, run: Run) -> dict[str, bool]:
 
 def kernel_module(root: Path, kernel: str, run: Run) -> dict[str, Any]:
     """The kernel's view of the driver: loaded, installed, and what stands in its way."""
-    code, answer = run(["modinfo", "--set-version", kernel, "--field", "version", "nvidia"])
+    queries = (run(["modinfo", "--set-version", kernel, "--field", "version", name]) for name in MODULES)
     return {
         "kernel": kernel,
         "headers": (root / "lib/modules" / kernel / "build").exists(),
         "nouveau_loaded": (root / "sys/module/nouveau").exists(),
         "module_loaded": read(root / "sys/module/nvidia/version"),
-        "module_installed": answer.strip() if code == 0 else "",
+        "module_installed": next((answer.strip() for code, answer in queries if code == 0), ""),
         "module_kernels": module_kernels(root),
         "library_installed": library(root),
         "failed_build": failed_build(root),
@@ -238,7 +241,7 @@ def kernel_module(root: Path, kernel: str, run: Run) -> dict[str, Any]:
 def module_kernels(root: Path) -> list[str]:
     """The kernels that have the module nvidia, whether they run or not."""
     indexes = sorted((root / "lib/modules").glob("*/modules.dep"))
-    return [index.parent.name for index in indexes if re.search(r"/nvidia\.ko(\.\w+)?:", read(index))]
+    return [index.parent.name for index in indexes if MODULE_FILE.search(read(index))]
 
 
 def library(root: Path) -> str:

@@ -89,6 +89,54 @@ def test_what_does_not_fit_is_said_in_a_sentence(control_plane: ControlPlane, st
     assert not state.exists()
 
 
+def kubeconfig(user: str) -> str:
+    """Of a cluster whose API does not answer."""
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": "b3Vycw=="}
+    names = {"cluster": "ours", "user": user}
+    return yaml.safe_dump(
+        {
+            "clusters": [{"name": "ours", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": user}}],
+            "contexts": [{"name": "ours", "context": names}],
+            "current-context": "ours",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked"),
+    [(kubeconfig("before its renewal"), []), ("", ["reset", "init"])],
+    ids=["finished", "cut off"],
+)
+def test_only_an_init_that_was_cut_off_is_reset(
+    kept: str, asked: list[str], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished cluster may not answer this controller, and have another admin.conf after kubeadm certs renew."""
+    state.mkdir()
+    programs = {"kubeadm": f'echo "$1" >> {state}/asked', "cat": "echo No such file; exit 1"}
+    for name, script in programs.items():
+        (state / name).write_text(f"#!/bin/sh\n{script}\n")
+        (state / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{state}:{os.environ['PATH']}")
+    if kept:
+        (state / "management.conf").write_text(kept)
+    values = {
+        **VERSIONS,
+        "tenantry_state_dir": str(state),
+        "management_cluster_kubeconfig": str(state / "management.conf"),
+        "management_cluster_address": "192.0.2.10",
+        "management_cluster_reset_incomplete": True,
+        "__management_cluster_admin": {"rc": 0, "stdout": kubeconfig("administrator").strip()},
+    }
+    role = {"name": "tenantry.gpu.management_cluster", "tasks_from": "initialise"}
+    run = run_play(state / "run", {"tasks": [{"ansible.builtin.include_role": role}]}, values)
+    log = state / "asked"
+    assert (log.read_text().split() if log.exists() else []) == asked, run.output
+    if not asked:
+        assert run.status == 0, run.output
+        assert (state / "management.conf").read_text() == kubeconfig("administrator")
+
+
 @contextmanager
 def ready_datastores(control_plane: ControlPlane) -> Iterator[None]:
     """Says what Kamaji would: that every DataStore is ready."""

@@ -31,8 +31,8 @@ FOUND: dict[str, Any] = {
     "cards": [],
 }
 RELEASES = {
-    "9": ({"distribution_version": "9.6", "kernel": "5.14.0-570.el9.x86_64"}, "rhel9"),
-    "10": ({"distribution_version": "10.0", "kernel": "6.12.0-55.el10.x86_64"}, "rhel10"),
+    "9": ({"distribution_version": "9.6", "kernel": "5.14.0-570.el9.x86_64"}, "rhel9", "D42D0685.pub"),
+    "10": ({"distribution_version": "10.0", "kernel": "6.12.0-55.el10.x86_64"}, "rhel10", "CDF6BA43.pub"),
 }
 
 
@@ -47,7 +47,7 @@ def check(folder: Path, role: str, tasks_from: str, variables: dict[str, Any]) -
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_driver_of_red_hats_family(tmp_path: Path, release: str) -> None:
-    own, folder = RELEASES[release]
+    own, folder, key = RELEASES[release]
     variables = {
         "__nvidia_driver_found": {**FOUND, **own},
         "nvidia_driver_source": "repository",
@@ -56,7 +56,7 @@ def test_the_driver_of_red_hats_family(tmp_path: Path, release: str) -> None:
     }
     output = check(tmp_path, "nvidia_driver", "redhat", variables)
     url = f"https://developer.download.nvidia.com/compute/cuda/repos/{folder}/x86_64"
-    assert f"+baseurl={url}\n" in output and f"+gpgkey={url}/D42D0685.pub\n" in output
+    assert f"+baseurl={url}\n" in output and f"+gpgkey={url}/{key}\n" in output
     assert "+gpgcheck=1\n" in output and "+blacklist nouveau\n" in output
     packages = f"kernel-devel-{own['kernel']}, nvidia-open-580.95.05*, nvidia-fabricmanager-580.95.05*"
     assert f"localhost: {packages}" in " ".join(output.split())

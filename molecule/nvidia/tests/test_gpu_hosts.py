@@ -19,7 +19,7 @@ from testinfra.host import Host
 
 ROOT = Path(__file__).resolve().parents[3]
 STATE = ROOT / ".state/nvidia"
-OLD, NEW = "580.82.07", "580.95.05"
+OLD, NEW, NEXT = "580.82.07", "580.95.05", "590.44.01"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 4: "io.containerd.cri.v1.runtime"}
 HOSTS = ("gpu-0", "gpu-1", "gpu-2")
 LOCATION = "/var/run/nvidia-container-devices"
@@ -36,13 +36,17 @@ def each(request: pytest.FixtureRequest) -> Host:
 
 def stage(*options: str) -> tuple[int, str]:
     """Run stage 2's GPU plays as a user does. Returns the status and what was printed."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), str(ROOT / "playbooks/stages/2_nodes.yml")]
+    return play("playbooks/stages/2_nodes.yml", "--tags", "gpu_hosts", *options)
+
+
+def play(playbook: str, *options: str) -> tuple[int, str]:
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), str(ROOT / playbook)]
     for inventory in ("hosts", "nvidia"):
         command += ["-i", str(ROOT / "molecule" / inventory / "inventory")]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     environment["ANSIBLE_FORCE_COLOR"] = "0"
     done = subprocess.run(
-        [*command, "--tags", "gpu_hosts", *options],
+        [*command, *options],
         cwd=ROOT,
         env=environment,
         text=True,
@@ -67,7 +71,7 @@ def config(on: Host) -> tuple[int, dict[str, Any]]:
 
 
 def mig(on: Host) -> set[str]:
-    """The MIG modes of a host's cards."""
+    """The MIG modes that a host's cards have now."""
     query = "nvidia-smi --query-gpu=uuid,name,mig.mode.current,mig.mode.pending --format=csv,noheader"
     return {line.split(", ")[2] for line in on.check_output(query).splitlines()}
 
@@ -90,13 +94,25 @@ def test_the_driver_is_held_and_no_other_version_is_chosen(each: Host) -> None:
 
 
 def test_a_newer_version_in_the_repository_is_not_taken() -> None:
-    policy = host("gpu-1").check_output("apt-cache policy nvidia-open")
-    assert f"Candidate: {OLD}-1" in policy and f"{NEW}-1" in policy
+    for name in ("nvidia-open", "libcuda1", "firmware-nvidia-gsp"):
+        policy = host("gpu-1").check_output(f"apt-cache policy {name}")
+        assert f"Candidate: {OLD}-1" in policy and f"{NEW}-1" in policy and f"{NEXT}-1" in policy
+    assert {"libcuda1", "firmware-nvidia-gsp"} <= set(host("gpu-1").check_output("apt-mark showhold").split())
+
+
+def test_another_list_of_the_same_repository_is_gone_and_a_wrong_key_replaced() -> None:
+    assert host("gpu-1").run("grep -rl /srv/repository/cuda /etc/apt/sources.list.d").stdout.split() == [
+        "/etc/apt/sources.list.d/tenantry-nvidia-driver.list"
+    ]
+    assert host("gpu-1").run("cmp /srv/repository/key.asc /usr/share/keyrings/tenantry-nvidia-driver.asc").rc == 0
 
 
 def test_unattended_upgrades_leave_the_driver_alone(each: Host) -> None:
     dump = each.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
-    assert all(f'"{name}"' in dump for name in ("nvidia-", "libnvidia-", "cuda-drivers", "linux-modules-nvidia-"))
+    patterns = re.findall(r'Blacklist:: "(.*)";', dump)
+    for name in ("nvidia-open", "libnvidia-compute-580-server", "libcuda1", "libegl-nvidia0", "cuda-drivers"):
+        assert any(re.match(pattern, name) for pattern in patterns)
+    assert not any(re.match(pattern, "libnvme1") for pattern in patterns)
 
 
 def test_precompiled_modules_hold_their_kernel() -> None:
@@ -285,6 +301,19 @@ def test_the_next_run_goes_on_where_the_build_failed() -> None:
     assert host("gpu-2").check_output("modinfo -F version nvidia") == NEW
     assert recap(output)["gpu-2"]["changed"] > 0
     assert host("gpu-0").package("nvidia-fabricmanager-580").version.startswith(f"{NEW}-")
+    assert mig(host("gpu-0")) == {"Disabled"}
+    assert "gpu-0 must be started again. MIG is enabled after the next reset" in " ".join(output.split())
+
+
+def test_a_reset_that_is_due_for_mig_is_not_forgotten_by_the_next_run() -> None:
+    # gpu-1 was started again meanwhile.
+    host("gpu-1").check_output("reboot")
+    status, output = stage("-e", f"nvidia_driver_version={NEW}", "--limit", "gpu-0,gpu-1")
+    assert status == 0, output
+    said = " ".join(output.split())
+    assert "gpu-0 must be started again. MIG is enabled after the next reset of the cards." in said
+    assert "gpu-1 must be started again" not in said
+    host("gpu-0").check_output("reboot")
     assert mig(host("gpu-0")) == {"Enabled"}
 
 
@@ -298,3 +327,48 @@ def test_when_all_have_started_again_nothing_changes() -> None:
         assert {line.split()[1] for line in installed.splitlines() if NEW in line} == {"hi"}
     # Only gpu-2 says what MIG shall be.
     assert [mig(host(name)) for name in HOSTS] == [{"Enabled"}, {"Enabled"}, {"Disabled"}]
+
+
+def test_a_build_that_failed_is_tried_again_where_every_package_is_there() -> None:
+    on = host("gpu-2")
+    options = ("-e", f"nvidia_driver_version={NEW}", "--limit", "gpu-2")
+    on.check_output("rm -r /lib/modules/$(uname -r)/updates/dkms && depmod && touch /etc/compiler-is-broken")
+    status, output = stage(*options)
+    assert status != 0
+    assert "gpu-2: the driver was not built for kernel " in output.splitlines()[-1]
+    on.check_output("rm /etc/compiler-is-broken")
+    status, output = stage(*options)
+    assert status == 0, output
+    assert on.check_output("modinfo -F version nvidia") == NEW
+
+
+def test_an_older_toolkit_that_is_preinstalled_has_cdi_names_by_our_own_units() -> None:
+    on, old = host("gpu-2"), "1.17.8-1"
+    names = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools")
+    packages = " ".join(f"{name}={old}" for name in (*names, "libnvidia-container1"))
+    on.check_output(f"apt-get -q install --yes --allow-downgrades --allow-change-held-packages {packages}")
+    on.check_output("rm -r /run/cdi")
+    wanted = {"nvidia_container_toolkit_source": "preinstalled", "nvidia_driver_version": NEW}
+    status, output = stage("-e", json.dumps(wanted), "--limit", "gpu-2")
+    assert status == 0, output
+    assert on.service("tenantry-cdi-refresh.path").is_running
+    assert "nvidia.com/gpu=0" in on.check_output("nvidia-ctk cdi list 2>/dev/null")
+
+
+def test_another_branch_without_a_version_comes_and_is_in_use_after_a_start() -> None:
+    on = host("gpu-1")
+    options = ("-e", json.dumps({"nvidia_driver_branch": "590", "nvidia_driver_version": ""}), "--limit", "gpu-1")
+    on.check_output("systemctl disable --now nvidia-persistenced")
+    status, output = stage(*options)
+    assert status == 0, output
+    assert f"The NVIDIA driver {NEXT} is installed and {NEW} is loaded." in " ".join(output.split())
+    assert on.check_output("modinfo -F version nvidia") == NEXT
+    assert not on.service("nvidia-persistenced").is_running
+    on.check_output("reboot && rm -r /run/cdi")
+    status, output = play("molecule/nvidia/restarted.yml", *options)
+    assert status == 0, output
+    assert on.service("nvidia-persistenced").is_running
+    assert "nvidia.com/gpu=0" in on.check_output("nvidia-ctk cdi list 2>/dev/null")
+    status, output = stage(*options)
+    assert status == 0, output
+    assert recap(output)["gpu-1"]["changed"] == 0

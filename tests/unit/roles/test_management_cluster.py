@@ -138,15 +138,59 @@ def test_who_has_joined(known: dict[str, str], nodes: list[dict[str, Any]], *, j
     assert made.value("__management_cluster_joined") is joined
 
 
-def test_the_member_of_a_host_that_was_installed_anew_is_found() -> None:
-    lines = [
-        "1c70f9bbb41018f, started, m-1, https://192.0.2.11:2380, https://192.0.2.11:2379, false",
-        "8e9e05c52164694d, started, m-0, https://192.0.2.10:2380, https://192.0.2.10:2379, false",
-    ]
-    made = role(__management_cluster_etcd={"stdout_lines": lines})
-    assert made.value("__management_cluster_old_member") == "8e9e05c52164694d"
-    made = role(__management_cluster_etcd={"stdout_lines": lines[:1]})
+OTHER = "1c70f9bbb41018f, started, m-1, https://192.0.2.11:2380, https://192.0.2.11:2379, false"
+STARTED = "8e9e05c52164694d, started, m-0, https://192.0.2.10:2380, https://192.0.2.10:2379, false"
+ANNOUNCED = "8e9e05c52164694d, unstarted, , https://192.0.2.10:2380, , true"
+
+
+@pytest.mark.parametrize(
+    ("known", "data", "member", "found"),
+    [
+        (False, False, STARTED, True),
+        (False, False, ANNOUNCED, True),
+        (True, False, STARTED, True),
+        (True, False, ANNOUNCED, False),
+        (True, True, STARTED, False),
+        (True, True, ANNOUNCED, False),
+        (False, False, OTHER, False),
+    ],
+    ids=[
+        "installed anew",
+        "installed anew after a join that was cut off",
+        "installed anew, and a join failed at the old member",
+        "cut off before its etcd started",
+        "cut off with an etcd that votes",
+        "cut off while its etcd started",
+        "never joined",
+    ],
+)
+def test_the_member_of_a_host_without_its_data_is_found(*, known: bool, data: bool, member: str, found: bool) -> None:
+    made = role(
+        {"m-0": kubeconfig()} if known else None,
+        __management_cluster_etcd={"stdout_lines": [OTHER, member]},
+        __management_cluster_data={"stat": {"exists": data}} if known else {"skipped": True},
+    )
+    assert made.value("__management_cluster_old_member") == ("8e9e05c52164694d" if found else "")
+
+
+def test_no_member_is_looked_for_on_a_host_that_has_joined() -> None:
+    made = role({"m-0": kubeconfig()}, __management_cluster_etcd={"skipped": True})
     assert made.value("__management_cluster_old_member") == ""
+
+
+@pytest.mark.parametrize(
+    ("admin", "kept", "finished"),
+    [
+        (kubeconfig(), "", False),
+        (kubeconfig(), kubeconfig(authority="of an earlier cluster"), False),
+        (kubeconfig(), kubeconfig(server="https://other.example.org:6443"), True),
+        ("", kubeconfig(), False),
+    ],
+    ids=["first run", "another cluster", "only another kubeconfig", "installed anew"],
+)
+def test_a_cluster_whose_kubeconfig_was_kept_is_finished(admin: str, kept: str, *, finished: bool) -> None:
+    made = role({"m-0": admin}, __management_cluster_kept=kept)
+    assert made.value("__management_cluster_finished") is finished
 
 
 def test_haproxy_asks_every_api_server_whether_it_is_ready() -> None:

@@ -172,8 +172,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(cards: list[str], branch: str
             FROM_UBUNTU,
             (
                 "linux-modules-nvidia-580-server-open-generic",
-                "nvidia-headless-no-dkms-580-server-open",
-                "nvidia-utils-580-server",
+                "nvidia-headless-no-dkms-580-server-open=580.*",
+                "nvidia-utils-580-server=580.*",
             ),
             "",
         ),
@@ -192,9 +192,9 @@ def test_what_cannot_be_is_refused_in_one_sentence(cards: list[str], branch: str
             replace(FROM_UBUNTU, kernel_flavour="generic-hwe-24.04", fabric_manager="true"),
             (
                 "linux-modules-nvidia-580-server-open-generic-hwe-24.04",
-                "nvidia-headless-no-dkms-580-server-open",
-                "nvidia-utils-580-server",
-                "nvidia-fabricmanager-580",
+                "nvidia-headless-no-dkms-580-server-open=580.*",
+                "nvidia-utils-580-server=580.*",
+                "nvidia-fabricmanager-580=580.*",
             ),
             "",
         ),
@@ -203,30 +203,30 @@ def test_what_cannot_be_is_refused_in_one_sentence(cards: list[str], branch: str
             replace(FROM_UBUNTU, build="dkms"),
             (
                 "linux-headers-6.8.0-87-generic",
-                "nvidia-dkms-580-server-open",
-                "nvidia-headless-no-dkms-580-server-open",
-                "nvidia-utils-580-server",
+                "nvidia-dkms-580-server-open=580.*",
+                "nvidia-headless-no-dkms-580-server-open=580.*",
+                "nvidia-utils-580-server=580.*",
             ),
             "",
         ),
-        (DEBIAN, FROM_NVIDIA, ("linux-headers-6.1.0-40-amd64", "nvidia-open"), ""),
+        (DEBIAN, FROM_NVIDIA, ("linux-headers-6.1.0-40-amd64", "nvidia-open=580.*"), ""),
         (
             replace(DEBIAN, device_ids=(P100,)),
             replace(FROM_NVIDIA, version="580.95.05"),
             ("linux-headers-6.1.0-40-amd64", "cuda-drivers=580.95.05*"),
             "",
         ),
-        (ROCKY_8, FROM_NVIDIA, ("kernel-devel-4.18.0-553.el8.x86_64", "nvidia-open"), "580-open"),
+        (ROCKY_8, FROM_NVIDIA, ("kernel-devel-4.18.0-553.el8.x86_64", "nvidia-open-580.*"), "580-open"),
         (
             replace(ROCKY_9, device_ids=(P100,)),
             FROM_NVIDIA,
-            ("kernel-devel-5.14.0-570.el9.x86_64", "cuda-drivers"),
+            ("kernel-devel-5.14.0-570.el9.x86_64", "cuda-drivers-580.*"),
             "580-dkms",
         ),
         (
             replace(ROCKY_9, device_ids=(P100,)),
             replace(FROM_NVIDIA, build="precompiled"),
-            ("cuda-drivers",),
+            ("cuda-drivers-580.*",),
             "580",
         ),
         (
@@ -289,9 +289,21 @@ def test_secure_boot_takes_signed_modules_and_an_enrolled_key() -> None:
     assert make_plan(replace(DEBIAN, secure_boot=True, dkms_key_enrolled=True), FROM_NVIDIA).build == "dkms"
 
 
+def in_use(host: Host, name: str = "nvidia-open") -> Host:
+    """A host on which DKMS has built 580.95.05 for the running kernel, and it is loaded."""
+    return replace(
+        host,
+        headers=True,
+        packages=installed("580.95.05-1", name),
+        module_loaded="580.95.05",
+        module_installed="580.95.05",
+        module_kernels=(host.kernel,),
+        library_installed="580.95.05",
+    )
+
+
 def test_what_is_there_is_not_due() -> None:
-    packages = installed("580.95.05-1", "nvidia-open")
-    host = replace(DEBIAN, headers=True, packages=packages, module_loaded="580.95.05")
+    host = in_use(DEBIAN)
     assert not make_plan(host, FROM_NVIDIA).due
     assert not make_plan(host, replace(FROM_NVIDIA, version="580.95.05")).due
 
@@ -299,19 +311,122 @@ def test_what_is_there_is_not_due() -> None:
 @pytest.mark.parametrize(
     ("host", "wanted"),
     [
-        (DEBIAN, replace(FROM_NVIDIA, version="580.105.08")),
-        (DEBIAN, replace(FROM_NVIDIA, branch="590")),
-        (DEBIAN, replace(FROM_NVIDIA, packages=("nvidia-driver-cuda", "nvidia-kernel-open-dkms"))),
-        (replace(DEBIAN, nvswitches=2), FROM_NVIDIA),
-        (replace(DEBIAN, headers=False), FROM_NVIDIA),
+        (in_use(DEBIAN), replace(FROM_NVIDIA, version="580.105.08")),
+        (in_use(DEBIAN), replace(FROM_NVIDIA, branch="590")),
+        (in_use(DEBIAN), replace(FROM_NVIDIA, packages=("nvidia-driver-cuda", "nvidia-kernel-open-dkms"))),
+        (replace(in_use(DEBIAN), nvswitches=2), FROM_NVIDIA),
+        (replace(in_use(DEBIAN), headers=False), FROM_NVIDIA),
+        (replace(in_use(ROCKY_10), module_kernels=("6.12.0-56.el10.x86_64",)), FROM_NVIDIA),
     ],
-    ids=["version", "branch", "packages", "fabric manager", "kernel"],
+    ids=["version", "branch", "packages", "fabric manager", "kernel", "a build that failed"],
 )
 def test_a_driver_in_use_is_replaced_only_for_a_reason(host: Host, wanted: Wanted) -> None:
-    packages = installed("580.95.05-1", "nvidia-open")
-    host = replace(host, packages=packages, module_loaded="580.95.05")
     plan = make_plan(host, wanted)
     assert plan.due and plan.replaces
+
+
+def test_only_dkms_is_asked_for_the_running_kernels_module() -> None:
+    names = ("nvidia-utils-580-server", "nvidia-headless-no-dkms-580-server-open")
+    modules = "linux-modules-nvidia-580-server-open-generic"
+    packages = {**installed("580.95.05-0ubuntu1", *names), **installed("6.8.0-90.91", modules)}
+    # Precompiled modules come for a newer kernel than the one that runs: a start of the host is due, no package.
+    assert not make_plan(replace(UBUNTU, headers=True, packages=packages), FROM_UBUNTU).due
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted", "package"),
+    [
+        (in_use(DEBIAN), replace(FROM_NVIDIA, branch="590"), "nvidia-open=590.*"),
+        (in_use(ROCKY_10), replace(FROM_NVIDIA, branch="590"), "nvidia-open-590.*"),
+        (
+            replace(in_use(ROCKY_10, "cuda-drivers"), device_ids=(T4,)),
+            replace(FROM_NVIDIA, branch="575", kernel_modules="closed"),
+            "cuda-drivers-575.*",
+        ),
+    ],
+)
+def test_another_branch_without_a_version_is_asked_for_by_its_number(host: Host, wanted: Wanted, package: str) -> None:
+    plan = make_plan(host, wanted)
+    assert plan.install[1:] == (package,)
+    assert plan.outdated == plan.names
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "family", "folder", "key"),
+    [
+        ("debian", "12", "debian", "debian12", "3bf863cc.pub"),
+        ("debian", "13", "debian", "debian13", "8793F200.pub"),
+        ("ubuntu", "24.04", "debian", "ubuntu2404", "3bf863cc.pub"),
+        ("rocky", "9.6", "redhat", "rhel9", "D42D0685.pub"),
+        ("rhel", "10.0", "redhat", "rhel10", "CDF6BA43.pub"),
+    ],
+)
+def test_each_release_has_its_repository_and_its_key(
+    distribution: str, version: str, family: str, folder: str, key: str
+) -> None:
+    plan = make_plan(Host(distribution, version, family, "6.1.0-40-amd64", (A100,)), FROM_NVIDIA)
+    assert (plan.repository, plan.repository_key) == (folder, key)
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted", "name"),
+    [
+        (UBUNTU, FROM_UBUNTU, "nvidia-fabricmanager-580"),
+        (UBUNTU, replace(FROM_UBUNTU, branch="595"), "nvidia-fabricmanager-595"),
+        (UBUNTU, FROM_NVIDIA, "nvidia-fabricmanager-580"),
+        (UBUNTU, replace(FROM_NVIDIA, branch="595"), "nvidia-fabricmanager"),
+        (DEBIAN, replace(FROM_NVIDIA, branch="590"), "nvidia-fabricmanager"),
+        (ROCKY_9, replace(FROM_NVIDIA, branch="575"), "nvidia-fabric-manager"),
+        (ROCKY_9, FROM_NVIDIA, "nvidia-fabricmanager"),
+    ],
+)
+def test_fabric_managers_package_has_many_names(host: Host, wanted: Wanted, name: str) -> None:
+    assert make_plan(host, replace(wanted, fabric_manager="true")).names[-1] == name
+
+
+@pytest.mark.parametrize("manager", [{}, installed("580.105.08-1", "nvidia-fabricmanager-580")], ids=["none", "newer"])
+def test_fabric_manager_is_of_the_version_of_a_driver_that_stays(manager: dict[str, Package]) -> None:
+    host = in_use(replace(DEBIAN, nvswitches=2))
+    plan = make_plan(replace(host, packages={**host.packages, **manager}), FROM_NVIDIA)
+    assert plan.install[1:] == ("nvidia-open=580.*", "nvidia-fabricmanager-580=580.95.05*")
+    assert plan.due and plan.outdated == ("nvidia-fabricmanager-580",)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "images", "flavour"),
+    [
+        ("6.8.0-85-generic", {"generic": "6.8.0-85.85"}, "generic"),
+        ("6.14.0-33-generic", {"generic-hwe-24.04": "6.14.0-33.33~24.04.1"}, "generic-hwe-24.04"),
+        (
+            "6.14.0-33-generic",
+            {"generic": "6.8.0-85.85", "generic-hwe-24.04": "6.14.0-33.33~24.04.1"},
+            "generic-hwe-24.04",
+        ),
+        ("6.8.0-85-generic", {"generic": "6.8.0-85.85", "generic-hwe-24.04": "6.14.0-33.33~24.04.1"}, "generic"),
+        ("6.14.0-33-generic", {"generic-hwe-24.04": "6.14.0-35.35~24.04.1"}, "generic-hwe-24.04"),
+        ("5.15.0-161-generic", {"generic": "5.15.0.161.160", "generic-hwe-22.04": "6.8.0-83.83~22.04.1"}, "generic"),
+        ("6.14.0-33-generic", {"virtual-hwe-24.04": "6.14.0-33.33~24.04.1"}, "generic-hwe-24.04"),
+        ("6.8.0-85-generic", {"6.8.0-85-generic": "6.8.0-85.85"}, "generic"),
+        ("6.14.0-1015-aws", {"aws": "6.14.0-1015.15~24.04.1"}, "aws"),
+        ("6.8.0-85-generic", {"generic-64k": "6.8.0-85.85"}, "generic"),
+        ("6.14.0-33-generic", {}, "generic"),
+    ],
+)
+def test_precompiled_modules_are_of_the_kernel_that_runs(kernel: str, images: dict[str, str], flavour: str) -> None:
+    packages = {f"linux-image-{name}": Package(version) for name, version in images.items()}
+    plan = make_plan(replace(UBUNTU, kernel=kernel, packages=packages), FROM_UBUNTU)
+    assert plan.names[0] == f"linux-modules-nvidia-580-server-open-{flavour}"
+
+
+def test_the_kernel_that_is_held_is_the_one_that_moves() -> None:
+    packages = {
+        **installed("6.14.0-33.33~24.04.1", "linux-image-virtual-hwe-24.04", "linux-headers-generic-hwe-24.04"),
+        **installed("6.14.0-33.33~24.04.1", "linux-image-6.14.0-33-generic"),
+        **installed("6.8.0-85.85", "linux-image-generic"),
+    }
+    host = replace(UBUNTU, kernel="6.14.0-33-generic", packages=packages)
+    held = to_hold(host, make_plan(host, FROM_UBUNTU))
+    assert held == ["linux-headers-generic-hwe-24.04", "linux-image-virtual-hwe-24.04"]
 
 
 def test_an_installation_that_did_not_end_is_due_and_replaces_nothing() -> None:

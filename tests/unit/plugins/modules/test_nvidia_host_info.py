@@ -16,12 +16,14 @@ DPKG = (
     "libnvidia-compute-580-server\t580.95.05-0ubuntu1\tii",
     "nvidia-dkms-580-server-open\t580.95.05-0ubuntu1\tiF",
     "nvidia-old\t470.1\trc",
+    "libcuda1\t580.95.05-1\tii",
+    "libcudart12\t12.4.127\tii",
     "linux-image-generic\t6.8.0-87.88\tii",
 )
 RPM = "bash\t5.1-1.el9\nnvidia-open\t580.95.05-1.el9\nkmod-nvidia-open-dkms\t580.95.05-1.el9\n"
 LOCKS = "nvidia-open-3:580.95.05-1.el9.*\n"
 ANSWERS = {
-    ("modinfo", "--set-version"): (0, "580.95.05\n"),
+    ("modinfo", "nvidia"): (0, "580.95.05\n"),
     ("containerd", "--version"): (0, "containerd github.com/containerd/containerd/v2 v2.3.7 \n"),
     ("dpkg-query", "--show"): (0, "".join(f"{line} \n" for line in DPKG)),
     ("rpm", "--query"): (0, RPM),
@@ -34,7 +36,7 @@ ANSWERS = {
 
 
 def run(argv: list[str]) -> tuple[int, str]:
-    return ANSWERS.get((argv[0], argv[1]), (127, ""))
+    return ANSWERS.get((argv[0], argv[-1] if argv[0] == "modinfo" else argv[1]), (127, ""))
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -93,6 +95,7 @@ def test_a_host_is_read_at_once(tmp_path: Path) -> None:
             "nvidia-utils-580-server": {"version": "580.95.05-0ubuntu1", "finished": True, "held": True},
             "libnvidia-compute-580-server": {"version": "580.95.05-0ubuntu1", "finished": True, "held": False},
             "nvidia-dkms-580-server-open": {"version": "580.95.05-0ubuntu1", "finished": False, "held": False},
+            "libcuda1": {"version": "580.95.05-1", "finished": True, "held": False},
             "linux-image-generic": {"version": "6.8.0-87.88", "finished": True, "held": False},
         },
         "package_sources": ["/etc/apt/sources.list.d/nvidia-docker.list"],
@@ -108,6 +111,23 @@ def test_a_bare_host_has_nothing_and_fails_nothing(tmp_path: Path) -> None:
     found = module.look(tmp_path, "x86_64", KERNEL, lambda argv: (127, ""))
     assert (found["family"], found["device_ids"], found["packages"], found["cards"]) == ("", [], {}, [])
     assert (found["module_loaded"], found["module_installed"], found["containerd_version"]) == ("", "", "")
+
+
+@pytest.mark.parametrize("name", ["nvidia-current", "nvidia-current-open"])
+def test_debians_own_driver_is_found_by_the_name_of_its_file(tmp_path: Path, name: str) -> None:
+    write(
+        tmp_path,
+        {
+            f"lib/modules/{KERNEL}/modules.dep": f"updates/dkms/{name}.ko.xz: kernel/drivers/char/ipmi.ko.xz\n",
+            "lib/modules/6.8.0-90-generic/modules.dep": f"updates/dkms/{name}-uvm.ko.xz: updates/dkms/{name}.ko.xz\n",
+        },
+    )
+
+    def modinfo(argv: list[str]) -> tuple[int, str]:
+        return (0, "550.163.01\n") if argv[-1] == name else (1, "")
+
+    found = module.kernel_module(tmp_path, KERNEL, modinfo)
+    assert (found["module_installed"], found["module_kernels"]) == ("550.163.01", [KERNEL])
 
 
 def test_red_hats_packages_streams_and_locks(tmp_path: Path) -> None:
