@@ -126,10 +126,13 @@ def test_only_an_init_that_was_cut_off_is_reset(
         "management_cluster_kubeconfig": str(state / "management.conf"),
         "management_cluster_address": "192.0.2.10",
         "management_cluster_reset_incomplete": True,
-        "__management_cluster_admin": {"rc": 0, "stdout": kubeconfig("administrator").strip()},
     }
+    # A fact and no extra variable: what a task registers must be able to take its place.
+    read = {"__management_cluster_admin": {"rc": 0, "stdout": kubeconfig("administrator").strip()}}
     role = {"name": "tenantry.gpu.management_cluster", "tasks_from": "initialise"}
-    run = run_play(state / "run", {"tasks": [{"ansible.builtin.include_role": role}]}, values)
+    run = run_play(
+        state / "run", {"tasks": [{"ansible.builtin.set_fact": read}, {"ansible.builtin.include_role": role}]}, values
+    )
     log = state / "asked"
     assert (log.read_text().split() if log.exists() else []) == asked, run.output
     if not asked:
@@ -211,6 +214,40 @@ def test_a_datastore_that_is_there_already(
     }
     for reference in references(spec):
         assert secrets[reference["name"]][reference["keyPath"]]
+
+
+def test_another_version_of_kamaji_has_its_own_resource_definitions(
+    control_plane: ControlPlane, kamaji_chart: Path, tmp_path: Path
+) -> None:
+    """Helm alone would leave the old ones, and the API drop what it does not know."""
+    values = {
+        **VERSIONS,
+        "tenantry_state_dir": str(tmp_path),
+        "kamaji_kubeconfig": str(control_plane.kubeconfig),
+        "kamaji_chart_ref": str(kamaji_chart),
+        "kamaji_helm_binary": str(program("helm", "helm")),
+        "kamaji_datastore_name": "newer",
+        "kamaji_timeout_s": 20,
+        "datastore_driver": "etcd",
+    }
+    foreseen = run_play(tmp_path / "check", {"roles": ["tenantry.gpu.kamaji"]}, values, "--check")
+    assert foreseen.status == 0, foreseen.output
+    with ready_datastores(control_plane):
+        run = run_play(tmp_path / "first", {"roles": ["tenantry.gpu.kamaji"]}, values)
+        assert run.status == 0, run.output
+        for source in (kamaji_chart / "crds").glob("*datastores*.yaml"):
+            crd = yaml.safe_load(source.read_text())
+            crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "of the newer version"
+            source.write_text(yaml.safe_dump(crd))
+        chart = {"apiVersion": "v2", "name": "kamaji", "version": "1.0.1"}
+        (kamaji_chart / "Chart.yaml").write_text(yaml.safe_dump(chart))
+        run = run_play(tmp_path / "second", {"roles": ["tenantry.gpu.kamaji"]}, values)
+        assert run.status == 0, run.output
+        again = run_play(tmp_path / "third", {"roles": ["tenantry.gpu.kamaji"]}, values)
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/datastores.kamaji.clastix.io"
+    schema = control_plane.api.get(path)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert schema["description"] == "of the newer version"
+    assert "changed=0 " in again.output
 
 
 def test_members_are_not_taken_away(control_plane: ControlPlane, tmp_path: Path) -> None:

@@ -45,5 +45,13 @@ def test_a_status_is_no_change(answer, changed):
     assert declared_change(answer) is changed
 
 
+def test_annotations_that_somebody_else_writes_are_no_change():
+    annotated = updated({"metadata": {"annotations": {"at": "1"}}}, {"metadata": {"annotations": {"at": "2"}}})
+    labelled = updated({"metadata": {}}, {"metadata": {"annotations": {"at": "2"}, "labels": {"gpu": "on"}}})
+    assert declared_change(annotated)
+    assert not declared_change(annotated, ["annotations"])
+    assert declared_change(labelled, ["annotations"])
+
+
 def test_the_filter_has_its_name():
     assert FilterModule().filters() == {"declared_change": declared_change}
