@@ -122,8 +122,8 @@ def test_a_choice_changes_the_list(listed: Callable[..., List]) -> None:
     assert "docker.io/liangjw/kube-webhook-certgen:v1.1.1" not in images
     assert [chart["name"] for chart in found["charts"]] == [
         "cert-manager",
-        "cert-manager",
         "crd.projectcalico.org.v1",
+        "hami",
         "kamaji",
         "metallb",
         "tigera-operator",
