@@ -190,6 +190,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,10 +273,14 @@ def check_inventory(parameters: dict[str, Any]) -> list[str]:
         "tenants": [tenant["name"] for tenant in tenants],
         "workers": [worker.name for worker in workers],
     }
-    standard = management["kubernetes_version"]
-    clusters = [Cluster("management", standard)]
+    # What role node installs, and every tenant runs, where nothing else is said.
+    standard = parameters["versions"].get("kubernetes") or management["kubernetes_version"]
+    clusters = [Cluster("management", management["kubernetes_version"])]
     clusters += [Cluster(tenant["name"], tenant["kubernetes_version"] or standard) for tenant in tenants]
-    kubelets = [Worker(name, "management", version) for name, version in management["node_versions"].items()]
+    kubelets = [
+        Worker(name, "management", management["node_versions"].get(name, standard)) for name in groups["management"]
+    ]
+    kubelets += [replace(worker, kubernetes_version=worker.kubernetes_version or standard) for worker in workers]
     built = lab["kubernetes_version"] if lab else ""
     ranges = ranges_of(parameters)
     # A lab's addresses follow from its network, whose overlaps check_ranges tells once.
@@ -285,7 +290,7 @@ def check_inventory(parameters: dict[str, Any]) -> list[str]:
         *check_control_planes(groups["management"], management["addresses"], management["virtual_address"]),
         *check_ranges(ranges),
         *check_addresses(addresses_of(parameters), parameters["load_balancer_addresses"], others),
-        *check_versions(clusters, [*kubelets, *workers]),
+        *check_versions(clusters, kubelets),
         *check_matrix(parameters["versions"], [cluster.kubernetes_version for cluster in clusters]),
         *(check_lab_versions(built, lab["built_only"], clusters, workers) if built else ()),
         *check_workers(groups["tenants"], workers),

@@ -14,6 +14,7 @@ from playbook import run_play
 from servers import serve
 
 KUBELET = "10.32.0.6"
+CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 LOG = "/dev/nvidia0\ntenantry.gpu: end of devices\n"
 ENDED = {"type": "Ready", "status": "False", "reason": "PodCompleted"}
 
@@ -26,9 +27,11 @@ def worker(control_plane: ControlPlane) -> Iterator[None]:
     control_plane.network.routes[f"{KUBELET}:10250"] = server.port
     api.create("/api/v1/nodes", {"metadata": {"name": "gpu-0", "labels": {"gpu": "on"}}})
     api.patch("/api/v1/nodes/gpu-0/status", {"status": node_address(KUBELET)})
+    api.create(CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
     fate = {"node": "gpu-0", "status": {"phase": "Succeeded", "conditions": [ENDED]}}
-    player = Player(api, "", lambda pod: fate if pod["metadata"]["name"] == "no-card" else {})
+    player = Player(api, "", lambda pod: fate if pod["spec"].get("runtimeClassName") == "nvidia" else {})
     yield
+    api.delete(CLASSES + "/nvidia")
     player.stop()
     api.delete("/api/v1/nodes/gpu-0")
     control_plane.network.unroute(f"{KUBELET}:10250")

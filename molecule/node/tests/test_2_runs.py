@@ -200,14 +200,19 @@ def started_again(name: str) -> Iterator[None]:
     thread.join()
 
 
-def test_a_reboot_that_is_allowed_drains_the_node_first(host, api, play):
-    before = host("debian").check_output("systemctl show --property=UserspaceTimestampMonotonic")
-    with started_again("debian"):
-        done = play(STAGE, "--limit=debian", REBOOT, "--extra-vars=node_reboot_allowed=true")
+def test_reboots_that_are_allowed_come_one_after_the_other_and_drain_first(host, api, play):
+    names = ("debian", "ubuntu")
+    show = "systemctl show --property=UserspaceTimestampMonotonic"
+    before = {name: host(name).check_output(show) for name in names}
+    with started_again("debian"), started_again("ubuntu"):
+        done = play(STAGE, "--limit=debian,ubuntu", REBOOT, "--extra-vars=node_reboot_allowed=true")
     assert done.returncode == 0, done.stdout
-    assert host("debian").check_output("systemctl show --property=UserspaceTimestampMonotonic") != before
-    node = api.request("get", "/api/v1/nodes/debian")
-    assert not node.spec.unschedulable
-    assert {each.type: each.status for each in node.status.conditions}["Ready"] == "True"
-    events = api.request("get", "/api/v1/events", query_params=[("fieldSelector", "involvedObject.name=debian")]).items
-    assert "NodeNotSchedulable" in {event.reason for event in events}
+    assert done.stdout.count("PLAY [Hosts that have to be started again are, in batches]") == len(names)
+    for name in names:
+        assert host(name).check_output(show) != before[name]
+        node = api.request("get", f"/api/v1/nodes/{name}")
+        assert not node.spec.unschedulable
+        assert {each.type: each.status for each in node.status.conditions}["Ready"] == "True"
+        query = [("fieldSelector", f"involvedObject.name={name}")]
+        events = api.request("get", "/api/v1/events", query_params=query).items
+        assert "NodeNotSchedulable" in {event.reason for event in events}

@@ -79,6 +79,18 @@ def test_every_finding_comes_at_once():
     ]
 
 
+def test_a_worker_whose_version_is_not_said_gets_the_matrix_s():
+    (tenant,) = parameters()["tenants"]
+    changes = {"tenants": [{**tenant, "kubernetes_version": "1.35.1"}], "versions": {"kubernetes": "1.36.3"}}
+    assert check_inventory(parameters(**changes)) == [
+        "a-worker-0: kubelet 1.36.3 does not go with tenant-a's Kubernetes 1.35; give it 1.32 to 1.35."
+    ]
+    management = {**parameters()["management"], "kubernetes_version": "1.35.1"}
+    assert check_inventory(parameters(management=management, versions={"kubernetes": "1.36.3"})) == [
+        "management-0: kubelet 1.36.3 does not go with management's Kubernetes 1.35; give it 1.32 to 1.35."
+    ]
+
+
 def test_a_management_host_s_kubelet_is_not_newer_than_its_api_server():
     given = parameters()
     given["management"] |= {"kubernetes_version": "1.35.1", "node_versions": {"management-0": "1.36.3"}}
