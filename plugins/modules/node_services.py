@@ -49,7 +49,10 @@ options:
         elements: str
         default: []
       ready:
-        description: Command that succeeds when the service answers.
+        description:
+          - Command that succeeds when the service answers.
+          - Of a service with O(services[].needs) only one that ran before is waited for. What it needs besides may not
+            be there yet, as with a kubelet whose join was cut off.
         type: list
         elements: str
         default: []
@@ -230,7 +233,8 @@ def ensure(host: Host, services: list[dict[str, Any]], timeout_s: float, check: 
         if not check:
             host.check(service)
             host.change("restart", name)
-            host.wait(service, timeout_s)
+            if unit.active or not service["needs"]:
+                host.wait(service, timeout_s)
     return {"changed": bool(started or enabled), "started": started, "enabled": enabled}
 
 

@@ -65,6 +65,16 @@ def test_a_newer_file_starts_it_again(tmp_path):
     assert systemd.calls == ["systemctl restart containerd", "ctr version"]
 
 
+@pytest.mark.parametrize(("active", "asked"), [(True, 1), (False, 0)], ids=["it ran", "its join was cut off"])
+def test_a_kubelet_is_waited_for_where_it_ran_before(tmp_path, active, asked):
+    configuration = tmp_path / "config.yaml"
+    configuration.touch()
+    systemd = Systemd(changed(RUNNING, active=active))
+    kubelet = service(name="kubelet", files=[str(configuration)], needs=str(configuration), ready=["ctr", "version"])
+    assert "kubelet" in ensure(systemd, [kubelet], 1, check=False)["started"]
+    assert systemd.calls.count("ctr version") == asked
+
+
 def test_a_file_that_is_older_does_not(tmp_path):
     (tmp_path / "50.toml").touch()
     unit = changed(RUNNING, age_s=-1)
