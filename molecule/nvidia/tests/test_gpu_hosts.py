@@ -308,7 +308,8 @@ def test_the_next_run_goes_on_where_the_build_failed() -> None:
 def test_a_reset_that_is_due_for_mig_is_not_forgotten_by_the_next_run() -> None:
     # gpu-1 was started again meanwhile.
     host("gpu-1").check_output("reboot")
-    status, output = stage("-e", f"nvidia_driver_version={NEW}", "--limit", "gpu-0,gpu-1")
+    options = ("-e", f"nvidia_driver_version={NEW}", "-e", "nvidia_driver_mig=enabled", "--limit", "gpu-0,gpu-1")
+    status, output = stage(*options)
     assert status == 0, output
     said = " ".join(output.split())
     assert "gpu-0 must be started again. MIG is enabled after the next reset of the cards." in said
