@@ -60,7 +60,8 @@ def test_a_check_runs_to_the_end_and_does_nothing() -> None:
 
 def assert_the_gpu_play(output: str) -> None:
     """Driver and toolkit are for the workers with cards alone, each as its cards and its distribution want it."""
-    h100 = r"linux-modules-nvidia-\d+-server-open-generic, .*, nvidia-fabricmanager-(\d+)=\1\.\*, nvidia-container-toolkit, .*"
+    fabric_manager = r"nvidia-fabricmanager-(\d+)=\1\.\*"
+    h100 = rf"linux-modules-nvidia-\d+-server-open-generic, .*, {fabric_manager}, nvidia-container-toolkit, .*"
     l40s = rf"linux-headers-{re.escape(os.uname().release)}, nvidia-open=\d+\.\*, nvidia-container-toolkit, .*"
     wanted = {"h100-0": h100, "h100-1": h100, "l40s-0": l40s, "l40s-1": l40s}
     found = foretold(output)
