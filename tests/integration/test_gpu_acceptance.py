@@ -23,10 +23,16 @@ RUN = "labelSelector=tenantry.gpu/verify-run"
 LIMIT_S = 150
 
 
+# Role hami makes the class; by it a pod without a request looks for cards.
+CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+
+
 @pytest.fixture
 def worker(control_plane: ControlPlane) -> Iterator[RealWorker]:
     made = RealWorker(control_plane)
+    control_plane.api.create(CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
     yield made
+    control_plane.api.delete(f"{CLASSES}/nvidia")
     made.stop()
 
 
