@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
 PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
@@ -44,6 +46,22 @@ def run_play(
         command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=limit_s
     )
     (folder / "output.log").write_text(done.stdout)
+    return Run(done.returncode, done.stdout)
+
+
+def run_playbook(folder: Path, inventory: Path, playbook: str, *options: str, **variables: Any) -> Run:
+    """Run a playbook of ours, in a folder that stands for the user's checkout."""
+    given = json.dumps({"tenantry_state_dir": str(folder / ".state"), **variables})
+    done = subprocess.run(
+        [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), *options, "-e", given],
+        cwd=folder,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=LIMIT_S,
+    )
     return Run(done.returncode, done.stdout)
 
 

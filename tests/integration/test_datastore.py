@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +13,7 @@ from uuid import uuid4
 import pytest
 import yaml
 from control_plane import ROOT, ControlPlane
-from playbook import PLAYBOOK, Run, run_play
+from playbook import PLAYBOOK, Run, run_play, run_playbook
 
 EXAMPLE = ROOT / "inventories" / "production"
 VERSIONS: dict[str, Any] = yaml.safe_load((EXAMPLE / "group_vars/all/versions.yml").read_text())
@@ -96,22 +94,6 @@ def test_what_the_cluster_has_not_is_not_made_up(
     assert not second.exists()
 
 
-def judge(folder: Path, inventory: Path, playbook: str, variables: dict[str, Any]) -> Run:
-    """A playbook of ours with the production example, whose hosts do not exist."""
-    given = json.dumps({"tenantry_state_dir": str(folder / ".state"), **variables})
-    done = subprocess.run(
-        [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), "-e", given],
-        cwd=folder,
-        env=os.environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=120,
-    )
-    return Run(done.returncode, done.stdout)
-
-
 SQL = {"datastore_driver": "PostgreSQL", "datastore_endpoints": ["db.example.org:5432"]}
 WITHOUT_TLS = (
     "PostgreSQL at db.example.org:5432 would be spoken to without TLS, which is refused: give the authority of its"
@@ -140,7 +122,7 @@ WITHOUT_TLS = (
 def test_what_cannot_be_is_said_before_hosts_are_changed(
     playbook: str, variables: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    run = judge(tmp_path, EXAMPLE, playbook, variables)
+    run = run_playbook(tmp_path, EXAMPLE, playbook, **variables)
     assert run.status
     assert sentence in said(run)
     assert len(re.findall(r"^PLAY \[", run.output, re.MULTILINE)) == 1, "a play ran after stage 1's first"
@@ -166,7 +148,7 @@ def test_secrets_that_are_encrypted_count_as_given(tmp_path: Path) -> None:
     (example / "group_vars/all/datastore.yml").write_text(
         yaml.safe_dump({**given, "datastore_password": "{{ vault_datastore }}"})
     )
-    run = judge(tmp_path, example, "check_inventory.yml", {})
+    run = run_playbook(tmp_path, example, "check_inventory.yml")
     assert run.status == 0, run.output
-    run = judge(tmp_path, example, "check_inventory.yml", {"datastore_password": ""})
+    run = run_playbook(tmp_path, example, "check_inventory.yml", datastore_password="")
     assert "PostgreSQL at db.example.org:5432 needs datastore_username and datastore_password" in said(run)

@@ -5,67 +5,41 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from control_plane import ControlPlane
+from playbook import Run, run_playbook
 
 from ansible_collections.tenantry.gpu.plugins.module_utils._host_facts import membership, server_version
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "inventories" / "production"
-PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 VAULT = Path(sys.executable).with_name("ansible-vault")
 
 
-@dataclass(frozen=True)
-class Run:
-    """How a playbook ended, and what it printed."""
-
-    status: int
-    output: str
-
-    @property
-    def table(self) -> list[tuple[str, str, str, str]]:
-        """Severity, hosts, finding and remedy, put together again from the table's lines."""
-        rule = list(re.finditer(r"^ *(-+)  (-+)  (-+)  (-+)$", self.output, re.MULTILINE))[-1]
-        starts = [rule.start(column) - rule.start() for column in (1, 2, 3, 4)]
-        rows: list[list[str]] = []
-        for line in self.output[rule.end() + 1 :].splitlines():
-            cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
-            if not any(cells):
-                break
-            if cells[0]:
-                rows.append(cells)
-            else:
-                rows[-1] = [f"{before} {more}".strip() for before, more in zip(rows[-1], cells, strict=True)]
-        return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-
-def play(folder: Path, inventory: Path, playbook: str, *options: str, **variables: Any) -> Run:
-    """Run a playbook of ours, in a folder that stands for the user's checkout."""
-    command = [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), *options]
-    done = subprocess.run(
-        [*command, "-e", json.dumps({"tenantry_state_dir": str(folder / ".state"), **variables})],
-        cwd=folder,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=120,
-    )
-    return Run(done.returncode, done.stdout)
+def table(run: Run) -> list[tuple[str, str, str, str]]:
+    """Severity, hosts, finding and remedy, put together again from the lines of what a run printed."""
+    rule = list(re.finditer(r"^ *(-+)  (-+)  (-+)  (-+)$", run.output, re.MULTILINE))[-1]
+    starts = [rule.start(column) - rule.start() for column in (1, 2, 3, 4)]
+    rows: list[list[str]] = []
+    for line in run.output[rule.end() + 1 :].splitlines():
+        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        if not any(cells):
+            break
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [f"{before} {more}".strip() for before, more in zip(rows[-1], cells, strict=True)]
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
 @pytest.fixture
@@ -81,7 +55,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_the_example_makes_sense(tmp_path: Path) -> None:
-    run = play(tmp_path, EXAMPLE, "check_inventory.yml")
+    run = run_playbook(tmp_path, EXAMPLE, "check_inventory.yml")
     assert run.status == 0, run.output
     assert not (tmp_path / ".state").exists()
 
@@ -100,7 +74,7 @@ def test_no_vault_password_is_asked_for(tmp_path: Path, example: Path) -> None:
             secrets.write(line)
     with (example / "group_vars/machines/connection.yml").open("a") as connection:
         connection.write('ansible_become_password: "{{ vault_become_password }}"\n')
-    run = play(tmp_path, example, "check_inventory.yml")
+    run = run_playbook(tmp_path, example, "check_inventory.yml")
     assert run.status == 0, run.output
 
 
@@ -115,7 +89,7 @@ def test_every_mistake_in_the_inventory_is_told_at_once(tmp_path: Path, example:
     change(example / "hosts.yml", spoil)
     change(example / "group_vars/all/versions.yml", lambda all_: all_["tenantry_versions"].update(containerd="2.1.4"))
     (example / "group_vars/workers_l40s/cards.yml").write_text("nvidia_driver_source: repository\n")
-    run = play(tmp_path, example, "site.yml", "--check")
+    run = run_playbook(tmp_path, example, "site.yml", "--check")
     assert run.status
     found = set(re.findall(r"^ +- (.+)$", run.output, re.MULTILINE))
     cards = 'give a list like [{model: "NVIDIA H100 80GB HBM3", count: 8}], or set gpu_backend: none.'
@@ -211,10 +185,10 @@ def test_hosts_that_are_not_fit_end_the_run_with_one_table(
         preflight_host_disk_gib={"management": {}, "worker": {"/var/log": 10_000_000}},
         management_cluster_address="192.0.2.254",
     )
-    run = play(tmp_path, inventory, "stages/2_nodes.yml", "--check")
+    run = run_playbook(tmp_path, inventory, "stages/2_nodes.yml", "--check")
     assert run.status
-    found = {(severity, hosts): set() for severity, hosts, _finding, _remedy in run.table}
-    for severity, hosts, finding, _remedy in run.table:
+    found = {(severity, hosts): set() for severity, hosts, _finding, _remedy in table(run)}
+    for severity, hosts, finding, _remedy in table(run):
         found[severity, hosts].add(finding)
     everywhere = found["error", "management-0, worker-0"]
     assert "http://127.0.0.1:9/v2/ gives it Connection refused" in everywhere
@@ -227,7 +201,7 @@ def test_hosts_that_are_not_fit_end_the_run_with_one_table(
     assert any(re.fullmatch(r"its host name \S+ is also that of management-0", finding) for finding in worker)
     told = f"listens on {node_port}, among the node ports 30000-32767"
     assert any(finding.endswith(told) for finding in found["warning", "management-0, worker-0"])
-    assert all(remedy for _severity, _hosts, _finding, remedy in run.table)
+    assert all(remedy for _severity, _hosts, _finding, remedy in table(run))
     plays = re.findall(r"^PLAY \[(.+?)\]", run.output, re.MULTILINE)
     assert plays[-1] == "Every host is fit, before anything is changed", "a play ran after preflight's"
     recap = run.output.partition("PLAY RECAP")[2]

@@ -277,31 +277,34 @@ OF_MANAGEMENT = "--limit=localhost,management"
 CONFIRMED = "--extra-vars=management_cluster_replace_confirm=true"
 
 
-@pytest.mark.usefixtures("anew")
-def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: Site) -> None:
-    run = site.run(*STAGES, OF_MANAGEMENT)
+def refused(site: Site, sentence: str, *stages: str) -> None:
+    """Stages without the confirmation: they end with this sentence, and nothing of a cluster is on the host."""
+    run = site.run(*stages, OF_MANAGEMENT)
     output = site.finish(run, REPLACED_S)
     assert run.returncode != 0
-    assert (
-        f"{REPLACED}: the cluster has a Node {REPLACED} of that address, and the host knows nothing of it; set"
-        " management_cluster_replace_confirm to remove that Node and its etcd member and to join the host again."
-    ) in " ".join(output.split())
+    assert f"{REPLACED}: {sentence}" in " ".join(output.split())
     assert site.on(REPLACED, "ls -A /etc/kubernetes/manifests 2>/dev/null || true").split() == []
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_host_that_was_installed_anew_comes_in_only_when_that_is_wanted(site: Site) -> None:
+    sentence = (
+        f"the cluster has a Node {REPLACED} of that address, and the host knows nothing of it; set"
+        " management_cluster_replace_confirm to remove that Node and its etcd member and to join the host again."
+    )
+    refused(site, sentence, *STAGES)
 
 
 @pytest.mark.usefixtures("anew")
 def test_nor_does_it_come_in_when_its_node_was_removed_by_hand(site: Site) -> None:
     """Its member of etcd is in the way as well."""
     site.api("management").request("delete", f"/api/v1/nodes/{REPLACED}")
-    run = site.run(STAGES[1], OF_MANAGEMENT)
-    output = site.finish(run, REPLACED_S)
-    assert run.returncode != 0
-    assert (
-        f"{REPLACED}: the cluster's etcd has a member of that address, and the host has no data of it; set"
+    sentence = (
+        "the cluster's etcd has a member of that address, and the host has no data of it; set"
         " management_cluster_replace_confirm to remove that member and to join the host again."
-    ) in " ".join(output.split())
+    )
+    refused(site, sentence, STAGES[1])
     assert REPLACED in members(site, "kube-system")
-    assert site.on(REPLACED, "ls -A /etc/kubernetes/manifests 2>/dev/null || true").split() == []
 
 
 def killed_when(site: Site, what: str, seen: Callable[[], object]) -> None:
